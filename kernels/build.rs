@@ -58,7 +58,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/hstu_unit", ALL),
     ("hstu/paged_kv_append", ALL),
     ("hstu/quantised_pool", ALL),
-    ("llm/block_linear_sm90", SM90A),
+    ("llm/block_projection_sm90", SM90A),
     ("llm/cache_policy", ALL),
     ("llm/cut_rows", ALL),
     ("llm/gated_gemm_sm90", SM90A),

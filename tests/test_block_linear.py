@@ -1,10 +1,14 @@
 """BlockLinear in Python's ONNX Runtime: results, maxima, empty inputs, shapes, and error messages."""
 
+import ml_dtypes
 import numpy as np
 import one_node
 import pytest
 
 BLOCK = 32
+HALVES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
+# Half a unit of the type.
+UNITS = {"f16": 2**-11, "bf16": 2**-8}
 
 
 def matrix(bits, width, inner):
@@ -72,3 +76,55 @@ def test_shapes_are_known_before_a_run():
     y, maxima = one_node.session("BlockLinear", WHOLE, {"y": np.float32, "maxima": np.float32}).get_outputs()
     assert (y.shape, y.type) == (["T", 3], "tensor(float)")
     assert (maxima.shape, maxima.type) == (["T", 1], "tensor(float)")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("around", ["nothing", "norm and gate", "bias and residual", "cut"])
+def test_half_precision_has_what_stands_around_it(around, kind, bits):
+    rows, inner, width = 5, 96, 48
+    (packed, _), random = matrix(bits, width, inner), np.random.default_rng(5)
+    half = lambda *shape: random.standard_normal(shape).astype(HALVES[kind])  # noqa: E731
+    scales = (half(width, inner // BLOCK).astype(np.float32) / 2 ** (bits - 1)).astype(HALVES[kind])
+    inputs = {"x": half(rows, inner), "codes": packed["codes"], "scales": scales, "offsets": None}
+    codes = packed["codes"]
+    codes = codes if bits == 8 else np.stack([codes & 15, codes >> 4], -1).reshape(width, inner // BLOCK, BLOCK)
+    weights = (scales.astype(np.float64)[..., None] * (codes.astype(np.float64) - 2 ** (bits - 1))).reshape(width, inner)
+    x, attributes, outputs = inputs["x"].astype(np.float64), {}, {"y": (rows, width)}
+    if around == "norm and gate":
+        inputs |= {"bias": None, "residual": None, "norm": half(inner)}
+        attributes = {"activation": "silu", "epsilon": 0.01}
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.01) * inputs["norm"].astype(np.float64)
+        x = x.astype(np.float32).astype(HALVES[kind]).astype(np.float64)
+        outputs = {"y": (rows, width // 2)}
+    elif around == "bias and residual":
+        inputs |= {"bias": half(width), "residual": half(rows, width)}
+    elif around == "cut":
+        attributes, outputs = {"width2": 10, "width3": 6}, {"y": (rows, 32), "y2": (rows, 10), "y3": (rows, 6)}
+    expected = x @ weights.T
+    off = np.abs(x) @ np.abs(weights).T
+    if around == "norm and gate":
+        (gate, up), off = np.split(expected, 2, -1), off.max()
+        expected = gate / (1 + np.exp(-gate)) * up
+    elif around == "bias and residual":
+        expected = expected + inputs["bias"].astype(np.float64) + inputs["residual"].astype(np.float64)
+    found = {name: np.full(shape, np.nan, HALVES[kind]) for name, shape in outputs.items()}
+    one_node.run("BlockLinear", inputs, found, **attributes)
+    y = np.concatenate([array.astype(np.float64) for array in found.values()], -1)
+    assert np.all(np.abs(y - expected) <= np.abs(expected) * UNITS[kind] * 1.01 + off * 1e-5)
+
+
+@pytest.mark.parametrize("name", ["residual", "norm"])
+def test_products_in_f32_are_alone(name):
+    around = {"residual": np.ones((5, 3), np.float32), "norm": np.ones(64, np.float32)}
+    inputs = WHOLE | {"bias": None, "residual": None} | {name: around[name]}
+    with pytest.raises(Exception, match=f"{name}: this input is one of products in f16 and bf16"):
+        one_node.session("BlockLinear", inputs, {"y": np.float32})
+    with pytest.raises(Exception, match="activation, width2, width3: these attributes are those of products in f16 and bf16"):
+        one_node.session("BlockLinear", WHOLE, {"y": np.float32}, activation="silu")
+
+
+def test_shapes_of_half_precision_are_known_before_a_run():
+    inputs = {name: array if name == "codes" else array.astype(np.float16) for name, array in WHOLE.items()}
+    y, y2 = one_node.session("BlockLinear", inputs, {"y": np.float16, "y2": np.float16}, width2=1).get_outputs()
+    assert (y.shape, y2.shape, y.type) == (["T", 2], ["T", 1], "tensor(float16)")

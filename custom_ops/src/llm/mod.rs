@@ -1,6 +1,7 @@
 //! The operators of language models.
 
 mod block_linear;
+mod fused;
 mod glu;
 mod linear;
 mod paged_attention;

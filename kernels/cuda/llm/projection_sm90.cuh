@@ -1,8 +1,8 @@
 // The products of language models with few rows, on Hopper (sm_90a): x weightᵀ of bf16 and f16, with what stands behind them
-// fused: a residual, or the gate of a GLU.
+// fused: a residual, or the gate of a GLU. The weight has numbers, or codes in blocks (block_weight_sm90.cuh).
 //
 // The time is that of reading the weight once. So the weight is the left operand of wgmma, 64 of its rows at a time, and the
-// rows of x are its columns, 8 to 32. Stream-K: the steps of all tiles, one behind the other, are cut into equal shares, one
+// rows of x are its columns, 8 to 64. Stream-K: the steps of all tiles, one behind the other, are cut into equal shares, one
 // for each block, so that no multiprocessor waits for another. A block whose share ends inside a tile leaves its sums to the
 // block that has the end of that tile, which adds them up in the order of the blocks. The first steps of a block are fetched
 // while the kernel in front still runs (programmatic dependent launch).
@@ -45,14 +45,14 @@ namespace few_rows {
 
 using namespace dense;
 
-constexpr int TILE = 128;             // rows of the weight that a block multiplies at a time
-constexpr int DEPTH = 64, ROW_BYTES = DEPTH * 2;
+constexpr int ROW_BYTES = 128;  // of a box, of the weight and of x
+constexpr int HEIGHT = 128;     // rows of the weight that a block multiplies at a time
 constexpr int COMPUTING = 256, THREADS = COMPUTING + 32;
-constexpr int DONE = 1;               // the named barrier of the warps that compute
+constexpr int DONE = 1;         // the named barrier of the warps that compute
 
 // Rows of the weight in a tile: eight and eight more, which are the eight behind them, or the ups to eight gates.
 struct FewRowsMaps {
-    CUtensorMap weight, x;
+    CUtensorMap weight, scales, x;
 };
 PAGODA_MIRRORED(llm, FewRowsMaps)
 
@@ -60,10 +60,11 @@ PAGODA_MIRRORED(llm, FewRowsMaps)
 enum Activation : int { NONE, SILU, GELU, GELU_TANH };
 
 struct FewRows {
+    const void *scales;    // [columns, depth / 32] of a weight in blocks, where the TMA can not fetch them; null: it does
     const void *bias;      // [columns]; null: none
     const void *residual;  // [rows, widths[0]]; null: none
     void *outputs[3];      // [rows, width] each
-    float *parts;          // [blocks, COLUMNS * TILE]
+    float *parts;          // [blocks, COLUMNS * HEIGHT]
     uint32_t *ready;       // [blocks]: found and left 0
     int widths[3];         // of the outputs, which follow each other: together the columns, or half of them behind a gate
     int rows;
@@ -74,11 +75,60 @@ struct FewRows {
 };
 PAGODA_MIRRORED(llm, FewRows)
 
-// `SHAPES` of src/cuda/llm/projection.rs has the same numbers.
-template <int COLUMNS_, int STAGES_> struct Shape {
-    static constexpr int COLUMNS = COLUMNS_, STAGES = STAGES_;  // rows of x at most
-    static constexpr int STAGE_BYTES = (TILE + COLUMNS) * ROW_BYTES;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + 2 * STAGES * 8;
+// Some steps of a tile.
+struct Segment {
+    int tile, from, to;
+};
+
+// How many rows of x a block multiplies, and the stages of its ring.
+template <int COLUMNS_, int STAGES_> struct Tile {
+    static constexpr int COLUMNS = COLUMNS_, STAGES = STAGES_, SUMS = COLUMNS / 2;
+};
+
+// A box of a weight: so many rows of it, or as many gates and ups by turns of eight.
+__device__ inline void fetch_rows(const FewRows &call, const CUtensorMap &map, uint32_t to, uint32_t barrier, int tile,
+                                  int column) {
+    bool gates = call.gate != NONE;
+    fetch_box_once(to, &map, barrier, column, gates ? 0 : tile * HEIGHT, 0, gates ? tile * (HEIGHT / 16) : 0);
+}
+
+// A weight of numbers: a step is 64 columns. `SHAPES` of src/cuda/llm/projection.rs has the same numbers.
+template <class T, int COLUMNS, int STAGES> struct Numbers : Tile<COLUMNS, STAGES> {
+    using Type = T;
+    static constexpr int DEPTH = 64, X_AT = HEIGHT * ROW_BYTES, STAGE_BYTES = X_AT + COLUMNS * ROW_BYTES;
+
+    __device__ static void fetch_weight(const FewRows &call, const FewRowsMaps &maps, uint32_t to, uint32_t barrier, int tile,
+                                        int step) {
+        barrier_expect(barrier, STAGE_BYTES);
+        fetch_rows(call, maps.weight, to, barrier, tile, step * DEPTH);
+    }
+
+    __device__ static void fetch_x(const FewRowsMaps &maps, uint32_t to, uint32_t barrier, int step) {
+        fetch_box(to + X_AT, &maps.x, barrier, step * DEPTH, 0);
+    }
+
+    template <class W> __device__ static void add_up(const W &worker, float (&sums)[COLUMNS / 2], uint32_t at, Segment part) {
+        using Matrix = wgmma::Matrix<ROW_BYTES, 16, true>;
+        Matrix weight(worker.base + threadIdx.x / 128 * 64 * ROW_BYTES), x(worker.base + X_AT);
+        uint32_t stage = at % STAGES, phase = at / STAGES & 1, before = 0;
+        for (int step = 0; step < part.to - part.from; step++) {
+            barrier_wait(worker.full(stage), phase);
+            wgmma::fence();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 16; k++) {
+                uint32_t offset = stage * STAGE_BYTES + k * 32;
+                Multiply<T, COLUMNS>::of(sums, weight.at(offset), x.at(offset), step + k > 0);
+            }
+            wgmma::commit();
+            wait_but_one();
+            if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(worker.empty(before));
+            before = stage;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        wgmma::wait();
+        if (threadIdx.x % 32 == 0) barrier_arrive(worker.empty(before));
+        wgmma::touch(sums);
+    }
 };
 
 __device__ inline float gated(float gate, float up, Activation activation) {
@@ -89,12 +139,8 @@ __device__ inline float gated(float gate, float up, Activation activation) {
     }
 }
 
-// Some steps of a tile.
-struct Segment {
-    int tile, from, to;
-};
-
-template <class T, class S> struct Worker {
+template <class S> struct Worker {
+    using T = typename S::Type;
     const FewRows &call;
     const FewRowsMaps &maps;
     uint32_t base;
@@ -102,20 +148,22 @@ template <class T, class S> struct Worker {
     int first, last; // of this block
 
     __device__ Worker(const FewRows &call, const FewRowsMaps &maps, uint32_t base) : call(call), maps(maps), base(base) {
-        steps = (call.depth + DEPTH - 1) / DEPTH;
+        steps = (call.depth + S::DEPTH - 1) / S::DEPTH;
         first = share(blockIdx.x), last = share(blockIdx.x + 1);
     }
 
     // The first step of a block. `Projection::is_few` of src/cuda/llm/projection.rs sees to it that 32 bits are enough.
     __device__ int share(int block) const {
-        uint32_t all = (call.columns + TILE - 1) / TILE * steps;
+        uint32_t all = (call.columns + HEIGHT - 1) / HEIGHT * steps;
         return all * block / gridDim.x;
     }
     __device__ uint32_t full(int stage) const { return base + S::STAGES * S::STAGE_BYTES + stage * 8; }
     __device__ uint32_t empty(int stage) const { return full(S::STAGES + stage); }
 
     __device__ void init() const {
-        for (int stage = 0; stage < S::STAGES; stage++) barrier_init(full(stage), 1), barrier_init(empty(stage), COMPUTING / 32);
+        for (int stage = 0; stage < S::STAGES; stage++) {
+            barrier_init(full(stage), 1), barrier_init(empty(stage), COMPUTING / 32);
+        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
@@ -140,7 +188,7 @@ template <class T, class S> struct Worker {
                 barrier_wait(empty(stage), (at / S::STAGES & 1) ^ 1);
                 fetch_weight(stage, tile, step);
             }
-            fetch_box(base + stage * S::STAGE_BYTES + TILE * ROW_BYTES, &maps.x, full(stage), step * DEPTH, 0);
+            S::fetch_x(maps, base + stage * S::STAGE_BYTES, full(stage), step);
         });
     }
 
@@ -152,8 +200,7 @@ template <class T, class S> struct Worker {
     }
 
     __device__ void fetch_weight(int stage, int tile, int step) const {
-        barrier_expect(full(stage), S::STAGE_BYTES);
-        fetch_box_once(base + stage * S::STAGE_BYTES, &maps.weight, full(stage), step * DEPTH, 0, 0, tile * (TILE / 16));
+        S::fetch_weight(call, maps, base + stage * S::STAGE_BYTES, full(stage), tile, step);
     }
 
     // Two warpgroups.
@@ -161,15 +208,15 @@ template <class T, class S> struct Worker {
         uint32_t at = 0;
         for (int number = 0; number < segments(); number++) {
             Segment part = segment(number);
-            float sums[S::COLUMNS / 2];
-            add_up(sums, at, part.to - part.from);
-            at += part.to - part.from;
+            float sums[S::SUMS];
+            S::add_up(*this, sums, at, part);
             if (number == 0) wait_for_previous();
+            at += part.to - part.from;
             if (part.to < steps) {
                 hand_over(sums);
             } else {
                 // Loaded before it is needed.
-                uint16_t residual[S::COLUMNS / 2];
+                uint16_t residual[S::SUMS];
                 load_residual(residual, part.tile);
                 if (part.from > 0) take_over(sums, part.tile * steps);
                 write(sums, residual, part.tile);
@@ -177,37 +224,14 @@ template <class T, class S> struct Worker {
         }
     }
 
-    __device__ void add_up(float (&sums)[S::COLUMNS / 2], uint32_t at, int count) const {
-        using Matrix = wgmma::Matrix<ROW_BYTES, 16, true>;
-        Matrix weight(base + threadIdx.x / 128 * 64 * ROW_BYTES), x(base + TILE * ROW_BYTES);
-        uint32_t stage = at % S::STAGES, phase = at / S::STAGES & 1, before = 0;
-        for (int step = 0; step < count; step++) {
-            barrier_wait(full(stage), phase);
-            wgmma::fence();
-#pragma unroll
-            for (int k = 0; k < DEPTH / 16; k++) {
-                uint32_t offset = stage * S::STAGE_BYTES + k * 32;
-                Multiply<T, S::COLUMNS>::of(sums, weight.at(offset), x.at(offset), step + k > 0);
-            }
-            wgmma::commit();
-            wait_but_one();
-            if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty(before));
-            before = stage;
-            if (++stage == S::STAGES) stage = 0, phase ^= 1;
-        }
-        wgmma::wait();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty(before));
-        wgmma::touch(sums);
-    }
-
     __device__ float *part(int block) const {
-        return call.parts + block * (S::COLUMNS * TILE) + static_cast<int>(threadIdx.x);
+        return call.parts + block * (S::COLUMNS * HEIGHT) + static_cast<int>(threadIdx.x);
     }
 
-    __device__ void hand_over(const float (&sums)[S::COLUMNS / 2]) const {
+    __device__ void hand_over(const float (&sums)[S::SUMS]) const {
         float *to = part(blockIdx.x);
 #pragma unroll
-        for (int i = 0; i < S::COLUMNS / 2; i++) __stcg(to + i * COMPUTING, sums[i]);
+        for (int i = 0; i < S::SUMS; i++) __stcg(to + i * COMPUTING, sums[i]);
         named_wait(DONE, COMPUTING);
         if (threadIdx.x == 0) asm volatile("st.release.gpu.u32 [%0], 1;" ::"l"(call.ready + blockIdx.x) : "memory");
     }
@@ -218,7 +242,7 @@ template <class T, class S> struct Worker {
     }
 
     // Adds what the blocks in front have of the tile that begins at a step, the nearest first.
-    __device__ void take_over(float (&sums)[S::COLUMNS / 2], int begin) const {
+    __device__ void take_over(float (&sums)[S::SUMS], int begin) const {
         // A thread for each of them: only blocks with lower numbers are waited for, which have started, so that this ends
         // whatever else runs on the chip.
         int other = blockIdx.x - 1 - threadIdx.x;
@@ -228,20 +252,20 @@ template <class T, class S> struct Worker {
             call.ready[other] = 0;
         }
         named_wait(DONE, COMPUTING);
-        constexpr int AT_ONCE = 4;
+        constexpr int AT_ONCE = S::SUMS > 16 ? 1 : 4;
         for (int block = blockIdx.x - 1; block >= 0 && share(block + 1) > begin; block -= AT_ONCE) {
-            float parts[AT_ONCE][S::COLUMNS / 2];
+            float parts[AT_ONCE][S::SUMS];
 #pragma unroll
             for (int one = 0; one < AT_ONCE; one++) {
                 const float *from = part(block - one);
                 bool there = has_part(block - one, begin);
 #pragma unroll
-                for (int i = 0; i < S::COLUMNS / 2; i++) parts[one][i] = there ? __ldcg(from + i * COMPUTING) : 0.0f;
+                for (int i = 0; i < S::SUMS; i++) parts[one][i] = there ? __ldcg(from + i * COMPUTING) : 0.0f;
             }
 #pragma unroll
             for (int one = 0; one < AT_ONCE; one++) {
 #pragma unroll
-                for (int i = 0; i < S::COLUMNS / 2; i++) sums[i] += parts[one][i];
+                for (int i = 0; i < S::SUMS; i++) sums[i] += parts[one][i];
             }
         }
     }
@@ -259,10 +283,10 @@ template <class T, class S> struct Worker {
     // The column of the output that the first of the two rows makes.
     __device__ int first_column(int tile) const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        return call.gate != NONE ? tile * (TILE / 2) + warp * 8 + lane / 4 : tile * TILE + warp * 16 + lane / 4;
+        return call.gate != NONE ? tile * (HEIGHT / 2) + warp * 8 + lane / 4 : tile * HEIGHT + warp * 16 + lane / 4;
     }
 
-    __device__ void load_residual(uint16_t (&residual)[S::COLUMNS / 2], int tile) const {
+    __device__ void load_residual(uint16_t (&residual)[S::SUMS], int tile) const {
         if (call.residual == nullptr) return;
 #pragma unroll
         for (int further = 0; further < 2; further++) {
@@ -273,7 +297,7 @@ template <class T, class S> struct Worker {
         }
     }
 
-    __device__ void write(const float (&sums)[S::COLUMNS / 2], const uint16_t (&residual)[S::COLUMNS / 2], int tile) const {
+    __device__ void write(const float (&sums)[S::SUMS], const uint16_t (&residual)[S::SUMS], int tile) const {
         bool gate = call.gate != NONE;
         int half = call.columns / 2;
         const T *biases = static_cast<const T *>(call.bias);
@@ -292,7 +316,7 @@ template <class T, class S> struct Worker {
             rows_of(further, [&](int at, int row) {
                 float value = sums[at] + bias;
                 // The up of a gate is eight rows behind it.
-                if (gate) value = gated(value, sums[(at + 2) % (S::COLUMNS / 2)] + up_bias, call.gate);
+                if (gate) value = gated(value, sums[(at + 2) % S::SUMS] + up_bias, call.gate);
                 if (call.residual != nullptr) value += wide(*reinterpret_cast<const T *>(&residual[at]));
                 narrow(value, to + static_cast<int64_t>(row) * width);
             });
@@ -300,9 +324,9 @@ template <class T, class S> struct Worker {
     }
 };
 
-template <class T, class S> __device__ void multiply(const FewRows &call, const FewRowsMaps &maps) {
+template <class S> __device__ void multiply(const FewRows &call, const FewRowsMaps &maps) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    Worker<T, S> worker(call, maps, shared_address(shared));
+    Worker<S> worker(call, maps, shared_address(shared));
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     launch_dependents();
     if (threadIdx.x == 0) worker.init();

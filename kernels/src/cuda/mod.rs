@@ -36,7 +36,6 @@ pub use hstu::linear::Linear;
 pub use hstu::quantised_pool::QuantisedPages;
 pub use hstu::unit::Unit;
 #[cfg(feature = "llm")]
-pub use llm::block_linear::BlockProduct;
 #[cfg(feature = "llm")]
 pub use llm::cache_policy::{PolicyLayer, PolicyStep, SlotPolicies};
 #[cfg(feature = "llm")]
@@ -44,6 +43,6 @@ pub use llm::glu::Glu;
 #[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};
 #[cfg(feature = "llm")]
-pub use llm::projection::Projection;
+pub use llm::projection::{Projection, Weight};
 #[cfg(feature = "llm")]
 pub use llm::sampling::{Sampling, SamplingPath, SamplingResult, SamplingRow, TokenEdit};

@@ -61,6 +61,20 @@ impl CodeBits {
 }
 
 impl BlockLinear<'_> {
+    /// The matrix `[N, K]` as numbers.
+    ///
+    /// # Panics
+    /// Where [`check`](Self::check) refuses the call.
+    pub fn opened(&self) -> Vec<f32> {
+        let offset_of = |block: usize| self.offsets.map_or(0.0, |offsets| offsets[block]);
+        let code = |at: usize| match self.bits {
+            CodeBits::Four => f32::from(self.codes[at / 2] >> (at % 2 * 4) & 15) - 8.0,
+            CodeBits::Eight => f32::from(self.codes[at]) - 128.0,
+        };
+        let numbers = 0..self.width * self.inner;
+        numbers.map(|at| self.scales[at / BLOCK].mul_add(code(at), offset_of(at / BLOCK))).collect()
+    }
+
     /// Refuses everything that would make an access stray, for an output of `output` elements and so many maxima. Writes nothing.
     pub fn check(&self, output: usize, maxima: Option<usize>) -> Result<(), InputError> {
         let Self { rows, inner, width, .. } = *self;

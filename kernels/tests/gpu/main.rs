@@ -1,7 +1,6 @@
 //! The CUDA kernels against the CPU's reference, on a GPU host. One program that needs nothing beside it:
 //! `gpu [--cases N] [PART…]`, with the parts below; it ends with 1 where one fails or there is no GPU.
 
-mod block_linear;
 mod captured;
 #[path = "../common/mod.rs"]
 mod common;
@@ -83,10 +82,9 @@ const PARTS: &[Part] = &[
     ("paged-nonsense", paged::nonsense),
     ("paged-refused", paged::refused),
     ("paged-captured", paged::captured),
-    ("block-linear", block_linear::random),
-    ("block-linear-given", block_linear::given),
-    ("block-linear-captured", block_linear::captured),
-    ("block-linear-refused", block_linear::refused),
+    ("block-linear", projection::blocks),
+    ("block-linear-captured", projection::blocks_captured),
+    ("block-linear-refused", projection::blocks_refused),
     ("glu", glu::random),
     ("glu-captured", glu::captured),
     ("projection", projection::random),

@@ -1,12 +1,12 @@
-//! `Linear`: what float64 gives, the same bits whatever else is in the batch, several streams at once, and replays of a CUDA graph.
+//! `Linear` and `BlockLinear`: what float64 gives, the same bits whatever else is in the batch, several streams at once, and replays of a CUDA graph.
 
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::cpu::OperatorElement;
-use pagoda_kernels::cuda::{CUdeviceptr, Projection, Type};
-use pagoda_kernels::{GluActivation, bf16, f16};
+use pagoda_kernels::cuda::{CUdeviceptr, Projection, Type, Weight};
+use pagoda_kernels::{BLOCK, CodeBits, GluActivation, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -49,20 +49,60 @@ struct Host<T> {
     width: usize,
     asked: Asked,
     x: Vec<T>,
-    weight: Vec<T>,
+    weight: HostWeight<T>,
     bias: Vec<T>,
     residual: Vec<T>,
     norm: Vec<T>,
 }
 
+/// A weight in host memory.
+#[derive(Clone)]
+enum HostWeight<T> {
+    Numbers(Vec<T>),
+    Blocks { codes: Vec<u8>, scales: Vec<T>, bits: CodeBits },
+}
+
+impl<T: OperatorElement> HostWeight<T> {
+    fn wide(&self) -> Vec<f64> {
+        match self {
+            Self::Numbers(numbers) => numbers.iter().map(|number| f64::from(number.to_f32())).collect(),
+            Self::Blocks { codes, scales, bits } => (0..scales.len() * BLOCK)
+                .map(|at| {
+                    let code = match bits {
+                        CodeBits::Four => f64::from(codes[at / 2] >> (at % 2 * 4) & 15) - 8.0,
+                        CodeBits::Eight => f64::from(codes[at]) - 128.0,
+                    };
+                    code * f64::from(scales[at / BLOCK].to_f32())
+                })
+                .collect(),
+        }
+    }
+}
+
 impl<T: OperatorElement> Host<T> {
     fn new(seed: u64, rows: usize, inner: usize, width: usize, asked: Asked) -> Self {
+        Self::with(None, seed, [rows, inner, width], asked)
+    }
+
+    /// `bits`: of the codes of a weight in blocks.
+    fn with(bits: Option<CodeBits>, seed: u64, [rows, inner, width]: [usize; 3], asked: Asked) -> Self {
         let random = &mut Random(seed);
+        let codes: Vec<u8> = bits.map_or(vec![], |bits| {
+            (0..width * (inner / BLOCK) * bits.block_bytes()).map(|_| random.below(256) as u8).collect()
+        });
         let mut some =
             |count: usize, scale: f32| -> Vec<T> { (0..count).map(|_| T::from_f32(random.number() * scale)).collect() };
         let scale = 2.0 / (inner as f32).sqrt();
-        let x = some(rows * inner, 1.0);
-        let weight = some(width * inner, scale);
+        let mut x = some(rows * inner, 1.0);
+        let weight = match bits {
+            None => HostWeight::Numbers(some(width * inner, scale)),
+            Some(bits) => {
+                // Most numbers of x are positive: what the middle of the codes adds must not be seen.
+                x.iter_mut().for_each(|x| *x = T::from_f32(x.to_f32() + 0.5));
+                let scale = if bits == CodeBits::Four { scale / 8.0 } else { scale / 128.0 };
+                HostWeight::Blocks { codes, scales: some(width * inner / BLOCK, scale), bits }
+            }
+        };
         let (bias, residual, norm) = (some(width, 1.0), some(rows * width, 1.0), some(inner, 1.0));
         Self { rows, inner, width, asked, x, weight, bias, residual, norm }
     }
@@ -75,7 +115,7 @@ impl<T: OperatorElement> Host<T> {
     fn expected(&self) -> Vec<f64> {
         let Self { rows, inner, width, asked, .. } = self;
         let wide = |values: &[T]| -> Vec<f64> { values.iter().map(|value| f64::from(value.to_f32())).collect() };
-        let (x, weight, bias, norm) = (wide(&self.x), wide(&self.weight), wide(&self.bias), wide(&self.norm));
+        let (x, weight, bias, norm) = (wide(&self.x), self.weight.wide(), wide(&self.bias), wide(&self.norm));
         let mut y = Vec::new();
         for row in 0..*rows {
             let mut x = x[row * inner..][..*inner].to_vec();
@@ -132,7 +172,7 @@ fn activated(x: f64, activation: GluActivation) -> f64 {
 /// The tensors of a call on the device.
 struct OnDevice {
     x: Tensor,
-    weight: Tensor,
+    weight: [Tensor; 2],
     bias: Tensor,
     residual: Tensor,
     norm: Tensor,
@@ -143,10 +183,18 @@ struct OnDevice {
 
 impl OnDevice {
     fn new<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, host: &Host<T>) -> Self {
+        Self::with(context, stream, host, true)
+    }
+
+    /// `constant`: whether nothing else writes the weight.
+    fn with<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, host: &Host<T>, constant: bool) -> Self {
         let Host { rows, inner, width, asked, .. } = *host;
         let tensor = |values: &[T]| Tensor::new(stream, bytes(values));
-        let [x, weight, bias, residual, norm] =
-            [&host.x, &host.weight, &host.bias, &host.residual, &host.norm].map(|values| tensor(values));
+        let [x, bias, residual, norm] = [&host.x, &host.bias, &host.residual, &host.norm].map(|values| tensor(values));
+        let weight = match &host.weight {
+            HostWeight::Numbers(numbers) => [tensor(numbers), tensor(&[])],
+            HostWeight::Blocks { codes, scales, .. } => [Tensor::new(stream, codes), tensor(scales)],
+        };
         let [second, third] = asked.behind;
         let widths = [host.columns() - second - third, second, third];
         let outputs = widths.map(|width| Written::new::<T>(stream, rows * width));
@@ -156,13 +204,18 @@ impl OnDevice {
             inner,
             width,
             x: x.address,
-            weight: weight.address,
+            weight: match host.weight {
+                HostWeight::Numbers(_) => Weight::Numbers(weight[0].address),
+                HostWeight::Blocks { bits, .. } => {
+                    Weight::Blocks { codes: weight[0].address, scales: weight[1].address, bits }
+                }
+            },
             bias: asked.bias.then_some(bias.address),
             residual: asked.residual.then_some(residual.address),
             norm: asked.norm.then_some((norm.address, EPSILON)),
             gate: asked.gate,
             outputs: [0, 1, 2].map(|at| (outputs[at].address(), widths[at])),
-            constant: true,
+            constant,
         };
         let scratch = Tensor::new(stream, &vec![0xff; call.scratch_bytes(context.gpu) + 256]);
         Self { x, weight, bias, residual, norm, scratch, outputs, call }
@@ -214,7 +267,7 @@ pub fn random(context: &Context) {
         for (number, (inner, width)) in sizes.into_iter().enumerate() {
             // Beyond that there are other kernels for gates and for several outputs: with a short depth, for the oracle's sake.
             let many: &[usize] = if inner == 72 { &[1024, 4200] } else { &[] };
-            for &rows in [0, 1, 5, 8, 11, 16, 31, 32, 33, 70].iter().chain(many) {
+            for &rows in [0, 1, 5, 8, 11, 16, 31, 32, 33, 64, 70].iter().chain(many) {
                 for (which, asked) in ASKED.into_iter().enumerate() {
                     // Each size has some of them.
                     let slow = asked.gate == Some(GluActivation::Gelu);
@@ -234,17 +287,80 @@ pub fn random(context: &Context) {
     every::<bf16>(context, &stream, 1e-2);
 }
 
-/// Up to 32 rows: a row alone has the bits that it has in a batch, whatever the others hold.
+/// Weights in blocks: depths of whole steps and of others, whose scales the TMA can not fetch, few rows and parts of them, and rows
+/// for which the weight is opened.
+pub fn blocks(context: &Context) {
+    fn every<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, bound: f64) {
+        let mut worst: f64 = 0.0;
+        for (number, (inner, width)) in
+            [(32, 48), (256, 1040), (96, 128), (2336, 272), (4096, 1536)].into_iter().enumerate()
+        {
+            for bits in CodeBits::ALL {
+                for rows in [1, 5, 8, 16, 29, 32, 33, 64, 65, 150, 300] {
+                    for (which, asked) in ASKED.into_iter().enumerate() {
+                        // Each size has some of them: the oracle takes its time.
+                        if (which + number + rows) % if inner * rows > 1 << 15 { 9 } else { 3 } != 0 {
+                            continue;
+                        }
+                        let host = Host::<T>::with(Some(bits), (inner + rows) as u64, [rows, inner, width], asked);
+                        let off = off(&run(context, stream, &host), &host.expected());
+                        assert!(off <= bound, "{} {bits:?} {rows} rows K={inner} N={width} {asked:?}: {off}", T::NAME);
+                        worst = worst.max(off);
+                    }
+                }
+            }
+        }
+        println!("  {}: worst relative error {worst:.2e}", T::NAME);
+    }
+    let stream = context.gpu.context().new_stream().unwrap();
+    every::<f16>(context, &stream, 2e-3);
+    every::<bf16>(context, &stream, 1e-2);
+    // Rows of the weight that are no multiple of what a tile has, and one that others on the stream may write.
+    for (rows, width, constant) in [(3, 33, true), (40, 1, true), (1, 96, false), (40, 96, false)] {
+        let host = Host::<f16>::with(Some(CodeBits::Four), 1, [rows, 1024, width], ASKED[0]);
+        let on_device = OnDevice::with(context, &stream, &host, constant);
+        on_device.launch(context, &stream);
+        let off = off(&on_device.read::<f16>(&stream), &host.expected());
+        assert!(off <= 2e-3, "{rows} rows, N={width}: {off}");
+    }
+}
+
+/// What the kernels do not take is refused in words.
+pub fn blocks_refused(context: &Context) {
+    let stream = context.gpu.context().new_stream().unwrap();
+    let host = Host::<f16>::with(Some(CodeBits::Four), 1, [2, 64, 16], ASKED[0]);
+    let on_device = OnDevice::new(context, &stream, &host);
+    let refuse = |call: Projection, message: &str| {
+        // SAFETY: nothing is launched.
+        let error = unsafe { context.gpu.projection(&call, 0, stream.cu_stream()) }.unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    };
+    let call = on_device.call;
+    refuse(Projection { element: Type::F32, ..call }, "in f32");
+    refuse(Projection { inner: 48, ..call }, "rows of 48 numbers");
+    refuse(Projection { inner: 0, ..call }, "rows of 0 numbers");
+    refuse(Projection { x: call.x + 8, ..call }, "expected multiples of 16");
+    refuse(Projection { width: usize::MAX / 64, ..call }, "N ");
+}
+
+/// Up to 64 rows: a row alone has the bits that it has in a batch, whatever the others hold.
 pub fn same_bits(context: &Context) {
     let stream = context.gpu.context().new_stream().unwrap();
-    for (inner, width) in [(4096, 1536), (200, 1040), (9000, 128)] {
+    let kinds = [None, Some(CodeBits::Four), Some(CodeBits::Eight)];
+    for (bits, (inner, width)) in
+        kinds.into_iter().zip([[(4096, 1536), (200, 1040), (9000, 128)]; 3]).flat_map(|(bits, all)| {
+            all.map(|(inner, width)| {
+                (bits, if bits.is_some() { (inner / BLOCK * BLOCK, width) } else { (inner, width) })
+            })
+        })
+    {
         for asked in ASKED {
-            let host = Host::<bf16>::new(3, 32, inner, width, asked);
+            let host = Host::<bf16>::with(bits, 3, [64, inner, width], asked);
             let together = run(context, &stream, &host);
             assert!(bytes(&run(context, &stream, &host)) == bytes(&together), "twice: {asked:?}");
-            for (first, rows) in [(0, 1), (31, 1), (3, 8), (7, 13), (5, 20)] {
+            for (first, rows) in [(0, 1), (63, 1), (3, 8), (7, 13), (5, 20), (11, 40)] {
                 let columns = host.columns();
-                let mut some = Host::<bf16>::new(3, rows, inner, width, asked);
+                let mut some = Host::<bf16>::with(bits, 3, [rows, inner, width], asked);
                 some.x = host.x[first * inner..][..rows * inner].to_vec();
                 some.residual = host.residual[first * columns..][..rows * columns].to_vec();
                 (some.weight, some.bias, some.norm) = (host.weight.clone(), host.bias.clone(), host.norm.clone());
@@ -257,7 +373,7 @@ pub fn same_bits(context: &Context) {
                 let expected = &together[first * columns..][..good * columns];
                 assert!(
                     bytes(&alone[..good * columns]) == bytes(expected),
-                    "{rows} rows K={inner} N={width} {asked:?}"
+                    "{bits:?} {rows} rows K={inner} N={width} {asked:?}"
                 );
             }
         }
@@ -301,10 +417,21 @@ pub fn empty(context: &Context) {
 
 /// Each replay computes what x holds then, of few rows and of many.
 pub fn captured(context: &Context) {
-    for (rows, asked) in [(5, ASKED[7]), (32, ASKED[4]), (40, ASKED[4]), (64, ASKED[1])] {
+    let all = [(5, ASKED[7]), (32, ASKED[4]), (40, ASKED[4]), (64, ASKED[1]), (70, ASKED[1])];
+    captured_of(context, None, &all);
+}
+
+/// The same of a weight in blocks.
+pub fn blocks_captured(context: &Context) {
+    captured_of(context, Some(CodeBits::Four), &[(5, ASKED[7]), (40, ASKED[4]), (300, ASKED[1])]);
+    captured_of(context, Some(CodeBits::Eight), &[(1, ASKED[2]), (20, ASKED[1])]);
+}
+
+fn captured_of(context: &Context, bits: Option<CodeBits>, all: &[(usize, Asked)]) {
+    for &(rows, asked) in all {
         let stream = context.gpu.context().new_stream().unwrap();
-        let hosts = [1, 2].map(|seed| Host::<bf16>::new(seed, rows, 1024, 768, asked));
-        let mut other = Host::<bf16>::new(1, rows, 1024, 768, asked);
+        let hosts = [1, 2].map(|seed| Host::<bf16>::with(bits, seed, [rows, 1024, 768], asked));
+        let mut other = Host::<bf16>::with(bits, 1, [rows, 1024, 768], asked);
         other.x.clone_from(&hosts[1].x);
         let expected = [run(context, &stream, &hosts[0]), run(context, &stream, &other)];
         assert!(bytes(&expected[0]) != bytes(&expected[1]));

@@ -1,7 +1,7 @@
 //! The dense nodes of a decoder, fused: products become `ai.pagoda.Linear` together with the norms in front of them, and with
-//! the gates, the residuals and the splits behind them. On a Hopper GPU such a node is one kernel for up to 32 rows, and one more
-//! where it begins with a norm. Products with weights of 4 bits become `ai.pagoda.BlockLinear`, by themselves. On the CPU nothing
-//! else is replaced, and those with 8 bits too.
+//! the gates, the residuals and the splits behind them. On a Hopper GPU such a node is one kernel for up to 64 rows, and one more
+//! where it begins with a norm. Products with weights of 4 or 8 bits become `ai.pagoda.BlockLinear` in the same way. On the CPU these
+//! alone are replaced, by themselves.
 //!
 //! The graph is rewritten in memory when a model is opened, node by node and in their order. What does not match stays as it
 //! is, and what a graph computes changes by rounding alone.
@@ -18,13 +18,7 @@ use crate::tensor::ElementType;
 const PAGODA: &str = "ai.pagoda";
 const MICROSOFT: &str = "com.microsoft";
 
-/// The places of Linear's inputs.
-const BIAS: usize = 2;
-const RESIDUAL: usize = 3;
-const NORM: usize = 4;
-
-/// The place of BlockLinear's bias, and the numbers of a block.
-const BLOCK_BIAS: usize = 4;
+/// The numbers of a block.
 const BLOCK: i64 = 32;
 
 /// How a sum is called that had no name: no exporter calls a value so.
@@ -159,11 +153,44 @@ struct Known {
     element: i32,
 }
 
-/// A Linear that has nothing behind its product yet.
+/// A Linear or a BlockLinear that has nothing behind its product yet.
 struct Plain {
     /// Its place among the nodes that were made.
     at: usize,
     columns: i64,
+    kind: Kind,
+}
+
+/// What the weight of a product consists of.
+#[derive(Clone, Copy)]
+enum Kind {
+    Numbers,
+    Blocks,
+}
+
+impl Kind {
+    fn operator(self) -> &'static str {
+        match self {
+            Self::Numbers => "Linear",
+            Self::Blocks => "BlockLinear",
+        }
+    }
+
+    /// The place of the input `bias`. `residual` and `norm` follow it.
+    fn bias(self) -> usize {
+        match self {
+            Self::Numbers => 2,
+            Self::Blocks => 4,
+        }
+    }
+
+    fn residual(self) -> usize {
+        self.bias() + 1
+    }
+
+    fn norm(self) -> usize {
+        self.bias() + 2
+    }
 }
 
 /// An RMS norm of rows.
@@ -232,12 +259,11 @@ impl<'a> Fusion<'a> {
     /// Adds the next node of the old graph: as it is, as a Linear, or as part of one.
     fn add(&mut self, node: &Node) {
         self.know(node);
-        let is_fused = if node.is(MICROSOFT, "MatMulNBits") {
-            self.blocks(node)
+        let is_product = node.is("", "Gemm") || node.is(MICROSOFT, "MatMulNBits");
+        let is_fused = if is_product {
+            self.product(node)
         } else if self.target == Target::Cpu {
             None
-        } else if node.is("", "Gemm") {
-            self.product(node)
         } else if node.is(PAGODA, "Glu") {
             self.gate(node)
         } else if node.is(MICROSOFT, "SkipSimplifiedLayerNormalization") {
@@ -255,54 +281,64 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    /// A product with a weight: a Linear, with the norm in front of it.
+    /// A product with a weight: a Linear or a BlockLinear, with the norm in front of it.
     fn product(&mut self, node: &Node) -> Option<()> {
-        let Product { x, weight, bias, columns } = self.read_product(node)?;
+        let Product { x, weight, bias, columns, kind, .. } = self.read_product(node)?;
         let mut proto = NodeProto {
-            input: vec![x.clone(), weight.clone()],
+            input: [x].into_iter().chain(weight).cloned().collect(),
             output: node.proto.output.clone(),
             name: node.proto.name.clone(),
-            op_type: "Linear".into(),
+            op_type: kind.operator().into(),
             domain: PAGODA.into(),
             ..NodeProto::default()
         };
-        put(&mut proto.input, BIAS, bias);
-        if let Some(norm) = self.norms.get(x).filter(|norm| self.is_for(node, x, &norm.weight)) {
-            self.made[norm.at] = None;
-            proto.input[0].clone_from(&norm.x);
-            put(&mut proto.input, NORM, Some(&norm.weight));
-            proto.set(&AttributeProto::float("epsilon", norm.epsilon));
+        put(&mut proto.input, kind.bias(), bias);
+        if self.target == Target::Hopper {
+            if let Some(norm) = self.norms.get(x).filter(|norm| self.is_for(node, x, &norm.weight)) {
+                self.made[norm.at] = None;
+                proto.input[0].clone_from(&norm.x);
+                put(&mut proto.input, kind.norm(), Some(&norm.weight));
+                proto.set(&AttributeProto::float("epsilon", norm.epsilon));
+            }
+            self.plain.insert(node.output(0)?.clone(), Plain { at: self.made.len(), columns, kind });
         }
-        let output = node.output(0)?.clone();
-        self.plain.insert(output, Plain { at: self.made.len(), columns });
         self.made.push(Some(proto));
         self.has_fused = true;
         Some(())
     }
 
-    /// A Gemm as Linear computes it.
+    /// A product that there is a kernel for.
     fn read_product<'n>(&self, node: &'n Node) -> Option<Product<'n>> {
+        match (self.target, node.proto.op_type.as_str()) {
+            (_, "MatMulNBits") => self.read_blocks(node),
+            (Target::Cpu, _) => None,
+            (Target::Hopper, _) => self.read_gemm(node),
+        }
+    }
+
+    /// A Gemm as Linear computes it.
+    fn read_gemm<'n>(&self, node: &'n Node) -> Option<Product<'n>> {
         let as_it_is = node.float("alpha", 1.0) == 1.0 && node.float("beta", 1.0) == 1.0;
         if !node.is("", "Gemm") || !as_it_is || node.int("transA", 0) != 0 || node.int("transB", 0) == 0 {
             return None;
         }
         let (x, weight, bias) = (node.input(0)?, node.input(1)?, node.input(2));
         let constant = self.constants.get(weight)?;
-        let &[columns, _] = &constant.dims[..] else { return None };
+        let &[columns, inner] = &constant.dims[..] else { return None };
         let fits = |bias: &Constant| bias.dims == [columns] && bias.element == constant.element;
         let has_bias = bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits));
-        (has_bias && constant.element == self.element).then_some(Product { x, weight, bias, columns })
+        let product = Product { x, weight: vec![weight], bias, columns, inner, kind: Kind::Numbers };
+        (has_bias && constant.element == self.element).then_some(product)
     }
 
-    /// A product with a weight of 4 bits, or on the CPU of 8, in blocks of 32 around the middle of their codes.
-    fn blocks(&mut self, node: &Node) -> Option<()> {
+    /// A MatMulNBits as BlockLinear computes it: a weight of 4 or 8 bits, in blocks of 32 around the middle of their codes.
+    fn read_blocks<'n>(&self, node: &'n Node) -> Option<Product<'n>> {
         let (x, codes, scales, bias) = (node.input(0)?, node.input(1)?, node.input(2)?, node.input(5));
         let (bits, f32) = (node.int("bits", 4), ElementType::F32 as i32);
         // What there are kernels for.
-        let has_kernel = match self.target {
-            Target::Cpu => [4, 8].contains(&bits) && self.element == f32,
-            Target::Hopper => bits == 4 && self.element != f32,
-        };
+        let has_kernel = node.is(MICROSOFT, "MatMulNBits")
+            && [4, 8].contains(&bits)
+            && (self.target == Target::Cpu) == (self.element == f32);
         // Zero points, and an order of the columns.
         if !has_kernel || node.int("block_size", 0) != BLOCK || node.input(3).is_some() || node.input(4).is_some() {
             return None;
@@ -319,26 +355,14 @@ impl<'a> Fusion<'a> {
         if !is_known || !is_whole || !bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits)) {
             return None;
         }
-        let mut proto = NodeProto {
-            input: vec![x.clone(), codes.clone(), scales.clone()],
-            output: node.proto.output.clone(),
-            name: node.proto.name.clone(),
-            op_type: "BlockLinear".into(),
-            domain: PAGODA.into(),
-            ..NodeProto::default()
-        };
-        put(&mut proto.input, BLOCK_BIAS, bias);
-        self.made.push(Some(proto));
-        self.has_fused = true;
-        Some(())
+        let (weight, inner) = (vec![codes, scales], blocks * BLOCK);
+        Some(Product { x, weight, bias, columns: width, inner, kind: Kind::Blocks })
     }
 
     /// Whether rows are normed by this weight for the product of one node alone.
     fn is_for(&self, product: &Node, rows: &str, weight: &str) -> bool {
-        let Some(matrix) = self.read_product(product).and_then(|product| self.constants.get(product.weight)) else {
-            return false;
-        };
-        let fits = |norm: &Constant| norm.dims[..] == matrix.dims[1..] && norm.element == matrix.element;
+        let Some(Product { inner, .. }) = self.read_product(product) else { return false };
+        let fits = |norm: &Constant| norm.dims == [inner] && norm.element == self.element;
         self.is_read_once(rows) && self.constants.get(weight).is_some_and(fits)
     }
 
@@ -382,11 +406,14 @@ impl<'a> Fusion<'a> {
         if node.input(3).is_some() || node.output(1).is_some() || node.output(2).is_some() {
             return None;
         }
-        let (hidden, added) = [(0, 1), (1, 0)].into_iter().find_map(|(hidden, added)| {
-            let (hidden, added) = (node.input(hidden)?, node.input(added)?);
+        let (hidden, added) = [(0, 1), (1, 0)].into_iter().find_map(|(hidden_at, added)| {
+            let (hidden, added) = (node.input(hidden_at)?, node.input(added)?);
             // Rows of rank 3 may be as many sequences, to each of which all are added.
-            let is_rows = self.known.get(hidden).is_some_and(|hidden| hidden.rank == 2);
-            (is_rows && self.is_plain(added)).then_some((hidden, added))
+            let is_rows = |name| self.known.get(name).is_some_and(|value| value.rank == 2);
+            // Those of a Gemm have rank 2, and nothing is added to the first input that has more dimensions.
+            let has_rows = |plain: &Plain| matches!(plain.kind, Kind::Numbers) || hidden_at == 0 || is_rows(added);
+            let fits = is_rows(hidden) && self.is_plain(added) && self.plain.get(added).is_some_and(has_rows);
+            fits.then_some((hidden, added))
         })?;
         let next = self.readers.get(normed.as_str()).map_or(&[][..], Vec::as_slice);
         let disappears = matches!(next, [one] if self.is_for(one, normed, weight));
@@ -394,9 +421,9 @@ impl<'a> Fusion<'a> {
             return None;
         }
         let sum = sum.cloned().unwrap_or_else(|| format!("{SUM_OF}{normed}"));
-        let Plain { at, .. } = self.plain.remove(added)?;
+        let Plain { at, kind, .. } = self.plain.remove(added)?;
         let mut linear = self.made[at].take()?;
-        put(&mut linear.input, RESIDUAL, Some(hidden));
+        put(&mut linear.input, kind.residual(), Some(hidden));
         linear.output = vec![sum.clone()];
         // Here, where the residual is known.
         self.made.push(Some(linear));
@@ -454,15 +481,22 @@ impl<'a> Fusion<'a> {
         let both = || of(0).zip(of(1));
         let (made, at) = match (node.proto.domain.as_str(), node.proto.op_type.as_str()) {
             ("", "Gemm") => (of(1).map(|weight| Known { rank: 2, ..weight }), 0),
+            (MICROSOFT, "MatMulNBits") => (both().map(|(x, _)| x), 0),
+            // Rows of a table in blocks, as numbers of the type of their scales.
+            (MICROSOFT, "GatherBlockQuantized") if node.int("gather_axis", 0) == 0 => {
+                let element = of(2).map(|scales| scales.element);
+                let rank = both().map(|(of, by)| (of.rank + by.rank).saturating_sub(1));
+                (rank.zip(element).map(|(rank, element)| Known { rank, element }), 0)
+            }
             ("", "Gather") if node.int("axis", 0) == 0 => {
                 (both().map(|(of, by)| Known { rank: (of.rank + by.rank).saturating_sub(1), ..of }), 0)
             }
             ("", "Cast") => (of(0).map(|x| Known { element: node.int("to", 0) as i32, ..x }), 0),
             ("", "RMSNormalization") => (both().map(|(x, weight)| Known { element: weight.element, ..x }), 0),
             ("", "Mul" | "Add") => (both().map(|(a, b)| Known { rank: a.rank.max(b.rank), ..a }), 0),
-            // The longer of both, which is that of the sum too.
+            // Of the sum, which has the shape of the first.
             (MICROSOFT, "SkipSimplifiedLayerNormalization") => {
-                (both().map(|(a, b)| Known { rank: a.rank.max(b.rank), ..a }), 3)
+                (of(0).map(|a| Known { rank: a.rank.max(of(1).map_or(0, |b| b.rank)), ..a }), 3)
             }
             _ => (None, 0),
         };
@@ -472,12 +506,17 @@ impl<'a> Fusion<'a> {
     }
 }
 
-/// The inputs of a Gemm.
+/// A product with a weight.
 struct Product<'a> {
     x: &'a String,
-    weight: &'a String,
+    /// The inputs that are the weight.
+    weight: Vec<&'a String>,
     bias: Option<&'a String>,
+    /// N.
     columns: i64,
+    /// K.
+    inner: i64,
+    kind: Kind,
 }
 
 fn known(value: &ValueInfoProto) -> Option<Known> {

@@ -43,7 +43,7 @@ pub struct Modules {
     pub gemm_sm90: Option<Module>,
     pub linear_sm90: Option<Module>,
     pub norm: Module,
-    pub block_linear_sm90: Option<Module>,
+    pub block_projection_sm90: Option<Module>,
     pub cut_rows: Module,
     pub gated_gemm_sm90: Option<Module>,
     pub glu: Module,
@@ -79,7 +79,7 @@ impl Modules {
             gemm_sm90: sm90(fatbin!("hstu_gemm_sm90"))?,
             linear_sm90: sm90(fatbin!("hstu_linear_sm90"))?,
             norm: Module::load(fatbin!("hstu_norm"))?,
-            block_linear_sm90: sm90(fatbin!("block_linear_sm90"))?,
+            block_projection_sm90: sm90(fatbin!("block_projection_sm90"))?,
             cut_rows: Module::load(fatbin!("cut_rows"))?,
             gated_gemm_sm90: sm90(fatbin!("gated_gemm_sm90"))?,
             glu: Module::load(fatbin!("glu"))?,
@@ -238,22 +238,6 @@ impl Function {
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's.
         unsafe { self.launch_with(&mut [early()], [blocks, threads, shared as u32], stream, arguments) }
-    }
-
-    /// As [`launch_dependent`](Self::launch_dependent), in clusters of so many blocks. Sizes: blocks, threads, and bytes of shared
-    /// memory.
-    ///
-    /// # Safety
-    /// As for [`launch_dependent`](Self::launch_dependent).
-    pub unsafe fn launch_clusters(
-        self,
-        cluster: u32,
-        sizes: [u32; 3],
-        stream: CUstream,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), CudaError> {
-        // SAFETY: the caller's.
-        unsafe { self.launch_with(&mut [early(), clusters_of(cluster)], sizes, stream, arguments) }
     }
 
     unsafe fn launch_with(

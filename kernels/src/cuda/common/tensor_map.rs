@@ -13,8 +13,8 @@ use super::raw::TensorMap;
 const _: () =
     assert!(size_of::<TensorMap>() == size_of::<CUtensorMap>() && align_of::<TensorMap>() == align_of::<CUtensorMap>());
 
-/// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide.
-/// Numbers of f32 are rounded to TF32 on their way.
+/// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide, or by narrower
+/// ones, whose chunks stay in order. Numbers of f32 are rounded to TF32 on their way.
 pub fn describe<const N: usize>(
     element: Type,
     address: CUdeviceptr,
@@ -22,21 +22,12 @@ pub fn describe<const N: usize>(
     boxed: [usize; N],
 ) -> Result<TensorMap, CudaError> {
     let strides: Vec<usize> = (1..N).map(|outer| dims[..outer].iter().product::<usize>() * element.bytes()).collect();
-    describe_by(element, address, dims, &strides, boxed)
+    describe_strided(element, address, dims, &strides, boxed)
 }
 
-/// As [`describe`], of four dimensions with other distances in bytes: between neighbours in each of the outer dimensions.
-pub fn describe_strided(
-    element: Type,
-    address: CUdeviceptr,
-    dims: [usize; 4],
-    strides: [usize; 3],
-    boxed: [usize; 4],
-) -> Result<TensorMap, CudaError> {
-    describe_by(element, address, dims, &strides, boxed)
-}
-
-fn describe_by<const N: usize>(
+/// As [`describe`], with other distances in bytes: between neighbours in each of the outer dimensions, one less than there are
+/// dimensions.
+pub fn describe_strided<const N: usize>(
     element: Type,
     address: CUdeviceptr,
     dims: [usize; N],
@@ -50,13 +41,15 @@ fn describe_by<const N: usize>(
     };
     let swizzle = match boxed[0] * element.bytes() {
         128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
     };
+    assert_eq!(strides.len() + 1, N, "a stride for every dimension but the innermost");
     let (dims, boxed, steps) = (dims.map(|dim| dim as u64), boxed.map(|dim| dim as u32), [1_u32; N]);
     // Of every dimension but the innermost.
     let strides: Vec<u64> = strides.iter().map(|stride| *stride as u64).collect();
     let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: every array has as many entries as the tensor has dimensions; of strides the callers give one less.
+    // SAFETY: every array has as many entries as the tensor has dimensions, and strides have one less.
     unsafe {
         cuTensorMapEncodeTiled(
             &mut map,

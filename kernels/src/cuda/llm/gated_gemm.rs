@@ -64,7 +64,7 @@ impl GatedProduct {
                 element,
                 weight,
                 [inner, 8, 2, width / 8],
-                [row, width * row, 8 * row],
+                &[row, width * row, 8 * row],
                 [DEPTH, 8, 2, columns / 16],
             )?,
             outputs: [output; 4],

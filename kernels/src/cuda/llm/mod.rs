@@ -1,6 +1,5 @@
 //! Launches of the operators of language models.
 
-pub mod block_linear;
 pub mod cache_policy;
 mod gated_gemm;
 pub mod glu;

@@ -46,20 +46,9 @@ mirrored! {
         softcap: f32,
     }
 
-    /// Of cuda/llm/block_linear_sm90.cu.
-    struct BlockProduct {
-        x: u64,
-        codes: u64,
-        scales: u64,
-        bias: u64,
-        y: u64,
-        rows: i32,
-        inner: i32,
-        width: i32,
-    }
-
     /// Of cuda/llm/projection_sm90.cuh.
     struct FewRows {
+        scales: u64,
         bias: u64,
         residual: u64,
         outputs: [u64; 3],
@@ -76,6 +65,7 @@ mirrored! {
     /// The tensors of a call, of cuda/llm/projection_sm90.cuh.
     struct FewRowsMaps {
         weight: TensorMap,
+        scales: TensorMap,
         x: TensorMap,
     }
 

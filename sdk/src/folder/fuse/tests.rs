@@ -248,7 +248,7 @@ fn blocks(
 }
 
 #[test]
-fn products_with_weights_of_4_bits_become_those_with_blocks() {
+fn products_with_weights_in_blocks_become_those_of_ours() {
     const WHOLE: [(&str, i64); 4] = [("K", 64), ("N", 3), ("bits", 4), ("block_size", 32)];
     let changed =
         |other: (&'static str, i64)| WHOLE.map(|(name, value)| if name == other.0 { other } else { (name, value) });
@@ -268,13 +268,67 @@ fn products_with_weights_of_4_bits_become_those_with_blocks() {
             assert_eq!(blocks(target, element, &changed(other), &plain, &[6]), None, "{other:?}");
         }
     }
-    // Kernels of the CPU have 8 bits too, and those of a GPU are for half precision.
+    // Kernels of a GPU are for half precision.
     let eight = |target, element| blocks(target, element, &changed(("bits", 8)), &plain, &[6]);
     assert_eq!(eight(Target::Cpu, ElementType::F32), one("BlockLinear(x, codes, scales) -> y"));
-    assert_eq!(eight(Target::Hopper, ElementType::F16), None);
+    assert_eq!(eight(Target::Hopper, ElementType::F16), one("BlockLinear(x, codes, scales) -> y"));
     assert_eq!(blocks(Target::Hopper, ElementType::F32, &WHOLE, &plain, &[6]), None);
     assert_eq!(blocks(Target::Cpu, ElementType::F16, &WHOLE, &plain, &[6]), None);
     assert_eq!(blocks(Target::Hopper, ElementType::Bf16, &WHOLE, &plain, &[6]), None, "scales of another type");
+}
+
+/// A layer in f16 with weights of 4 bits: rows of 64, a head of 8 bits.
+#[test]
+fn a_layer_with_weights_in_blocks_becomes_its_products() {
+    const F16: i32 = ElementType::F16 as i32;
+    let rows = [Dim::Any("T"), Dim::Is(64)];
+    let product = |graph: Graph, x: &str, width: i64, to: &str| {
+        let bits = if to == "logits" { 8 } else { 4 };
+        let attributes = [("K", 64), ("N", width), ("bits", bits), ("block_size", 32)];
+        let attributes = attributes.map(|(name, value)| Attribute::Int(name, value));
+        let names = ["codes", "scales"].map(|name| format!("{name}{width}x{bits}"));
+        graph.node("com.microsoft.MatMulNBits", &[x, &names[0], &names[1]], &[to], &attributes)
+    };
+    let mut graph = Graph::new().input("ids", I32, &[Dim::Any("T")]).integers("lengths", &[64, 32, 32]);
+    // Its embedding is quantised too.
+    let table = [Attribute::Int("block_size", 32), Attribute::Int("bits", 4)];
+    graph = graph.node("com.microsoft.GatherBlockQuantized", &["table", "ids", "scales64x4"], &["x"], &table);
+    graph = norm(graph, "x", "n0");
+    graph = split(product(graph, "n0", 128, "packed"), "packed", "lengths");
+    graph = graph.node("Attention", &["q", "k", "v"], &["attended"], &[]);
+    graph = skip(product(graph, "attended", 64, "o"), &["x", "o", "g"], &["n1", "", "", "sum1"]);
+    graph = glu(product(graph, "n1", 128, "wide"), "wide", "mlp");
+    graph = skip(product(graph, "mlp", 64, "down"), &["sum1", "down", "g"], &["n2", "", "", "sum2"]);
+    graph = product(graph, "n2", 64, "logits").output("logits", F16, &rows);
+    let mut model = ModelProto::decode(&graph.to_bytes()[..]).unwrap();
+    let mut graph = GraphProto::decode(model.graph.clone()).unwrap();
+    for (width, bits) in [(64, 4), (128, 4), (64, 8)] {
+        for (name, dims, data_type) in
+            [("codes", vec![width, 2, 4 * bits], ElementType::U8 as i32), ("scales", vec![width * 2], F16)]
+        {
+            let tensor =
+                TensorProto { name: format!("{name}{width}x{bits}"), dims, data_type, ..TensorProto::default() };
+            graph.initializer.push(tensor.encode_to_vec().into());
+        }
+    }
+    for (name, dims, data_type) in [("g", vec![64], F16), ("table", vec![272, 32], ElementType::U8 as i32)] {
+        let tensor = TensorProto { name: name.into(), dims, data_type, ..TensorProto::default() };
+        graph.initializer.push(tensor.encode_to_vec().into());
+    }
+    model.graph = graph.encode_to_vec().into();
+    let bytes = fused(&model.encode_to_vec().into(), Target::Hopper, ElementType::F16).unwrap().unwrap();
+    assert_eq!(
+        nodes(&bytes),
+        [
+            "GatherBlockQuantized(table, ids, scales64x4) -> x block_size=32 bits=4",
+            "BlockLinear(x, codes128x4, scales128x4, , , , g) -> q, k, v epsilon=0.5 width2=32 width3=32",
+            "Attention(q, k, v) -> attended",
+            "BlockLinear(attended, codes64x4, scales64x4, , , x) -> sum1",
+            "BlockLinear(sum1, codes128x4, scales128x4, , , , g) -> mlp epsilon=0.25 activation=silu",
+            "BlockLinear(mlp, codes64x4, scales64x4, , , sum1) -> sum2",
+            "BlockLinear(sum2, codes64x8, scales64x8, , , , g) -> logits epsilon=0.25",
+        ]
+    );
 }
 
 #[test]

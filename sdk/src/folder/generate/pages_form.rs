@@ -92,7 +92,7 @@ impl GenerateFolder {
     }
 
     /// The folder's graph, or that of `graphs`, for a Hopper GPU alone: with its dense nodes fused. Products, norms, gates, residuals
-    /// and splits become `ai.pagoda.Linear`, products with weights of 4 bits `ai.pagoda.BlockLinear`. `None` where there is nothing to
+    /// and splits become `ai.pagoda.Linear`, or with weights of 4 or 8 bits `ai.pagoda.BlockLinear`. `None` where there is nothing to
     /// fuse.
     ///
     /// # Errors
