@@ -106,8 +106,7 @@ impl<T: OnnxElement> Operator for HalfBlockLinear<T> {
         &[Output::required("y", T::ONNX), Output::optional("y2", T::ONNX), Output::optional("y3", T::ONNX)];
 
     fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
-        let (Some(x), Some(codes)) = (node.input(0)?, node.input(1)?) else { return Ok(vec![]) };
-        Ok(codes.dims.first().map_or(vec![], |width| fused::infer_shapes(node, &x, width)))
+        infer_shapes(node)
     }
 
     fn new(info: &KernelInfo) -> Result<Self, OpError> {
@@ -187,8 +186,12 @@ impl<T: OnnxElement> Launch for HalfBlockLinear<T> {
     }
 }
 
+/// ONNX Runtime asks one operator of a name, whatever the type of x is.
 fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
     let (Some(x), Some(codes)) = (node.input(0)?, node.input(1)?) else { return Ok(vec![]) };
+    if x.element != F32 {
+        return Ok(codes.dims.first().map_or(vec![], |width| fused::infer_shapes(node, &x, width)));
+    }
     match (&x.dims[..], &codes.dims[..]) {
         ([rows @ .., _], [width, ..]) => {
             let dims = |width| rows.iter().cloned().chain([width]).collect();
