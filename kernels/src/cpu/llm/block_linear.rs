@@ -357,12 +357,18 @@ impl Products<'_> {
     fn matrix_rows<C: Codes, const R: usize>(&self, first: usize, end: usize) -> [MatrixRow; R] {
         static NONE: f32 = 0.0;
         let blocks = self.op.inner / BLOCK;
-        std::array::from_fn(|r| {
-            let at = (first + r).min(end - 1) * blocks;
+        let row = |row: usize| {
+            let at = row.min(end - 1) * blocks;
             let (offsets, step) = self.op.offsets.map_or((&raw const NONE, 0), |offsets| (offsets[at..].as_ptr(), 1));
             let codes = self.op.codes[at * C::BYTES..].as_ptr();
             MatrixRow { codes, scales: self.op.scales[at..].as_ptr(), offsets, step }
-        })
+        };
+        // Not by `from_fn`, which became a call with copies.
+        let mut rows = [row(first); R];
+        for (r, to) in rows.iter_mut().enumerate().skip(1) {
+            *to = row(first + r);
+        }
+        rows
     }
 
     /// Adds up vectors and stores the sums: of each column in turn those of `M` rows, from `row` on.

@@ -98,10 +98,46 @@ pub(super) unsafe fn gated<S: Simd>(activation: GluActivation, gate: &mut [f32],
     // SAFETY: the caller's.
     unsafe {
         match activation {
-            GluActivation::Silu => multiply::<S>(gate, up, count, |x| S::silu(x)),
-            GluActivation::Gelu => multiply::<S>(gate, up, count, |x| gelu::<S>(x)),
-            GluActivation::GeluTanh => multiply::<S>(gate, up, count, |x| gelu_tanh::<S>(x)),
+            GluActivation::Silu => multiply::<S, Silu>(gate, up, count),
+            GluActivation::Gelu => multiply::<S, Gelu>(gate, up, count),
+            GluActivation::GeluTanh => multiply::<S, GeluTanh>(gate, up, count),
         }
+    }
+}
+
+/// A function of a gate. Not a closure, which does not get the instructions of the function around it: each of its own would be a
+/// call.
+trait Activation {
+    /// # Safety
+    /// The CPU has the instructions of `S`. Implementations are `inline(always)`.
+    unsafe fn of<S: Simd>(x: S::V) -> S::V;
+}
+
+struct Silu;
+struct Gelu;
+struct GeluTanh;
+
+impl Activation for Silu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::silu(x) }
+    }
+}
+
+impl Activation for Gelu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { gelu::<S>(x) }
+    }
+}
+
+impl Activation for GeluTanh {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { gelu_tanh::<S>(x) }
     }
 }
 
@@ -110,12 +146,12 @@ pub(super) unsafe fn gated<S: Simd>(activation: GluActivation, gate: &mut [f32],
 /// # Safety
 /// The CPU has the instructions of `S`; both buffers hold `count` numbers, rounded up to whole vectors.
 #[inline(always)]
-unsafe fn multiply<S: Simd>(gate: &mut [f32], up: &[f32], count: usize, activation: impl Fn(S::V) -> S::V) {
+unsafe fn multiply<S: Simd, A: Activation>(gate: &mut [f32], up: &[f32], count: usize) {
     for at in (0..count).step_by(S::LANES) {
         // SAFETY: the caller's.
         unsafe {
             let to = gate.as_mut_ptr().add(at);
-            S::store(to, S::mul(activation(S::load(to)), S::load(up.as_ptr().add(at))));
+            S::store(to, S::mul(A::of::<S>(S::load(to)), S::load(up.as_ptr().add(at))));
         }
     }
 }
