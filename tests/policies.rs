@@ -207,8 +207,8 @@ fn attend_on(gpu: &'static Gpu, call: &PagedAttention<'_, f32>, pool: &mut [f32]
         scale: call.scale,
         window: call.window,
         softcap: call.softcap,
-        settled_indices: false,
-        single_rows: false,
+        settled: false,
+        rows_each: (0, usize::MAX),
         scratch: None,
     };
     // SAFETY: all tensors are on the device and as long as the call says; it is waited for before they are read.

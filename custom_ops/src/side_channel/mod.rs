@@ -11,7 +11,7 @@
 //! | What fills a pool's pages ([`PoolArrivals`]) | `sdk::kv`, which brings tokens back on a stream of its own | attention and append on the CUDA provider | a static, by the address of the pool | until the `PoolArrivals` is dropped, which is before the pool is freed |
 //! | Whether any pool is being filled ([`with_arrivals`]) | `engine::exec`, before a run | the same operators | a thread-local | while the closure runs: the run is on that thread, so its operators are |
 //! | Which memory no kernel of the run writes ([`with_settled`]) | `engine::exec`, before it captures a CUDA graph | attention on the CUDA provider | a thread-local | the same |
-//! | Whether no sequence has more than one row ([`with_single_rows`]) | `engine::exec`, of a batch or of the shape of a CUDA graph | PagedAttention on the CUDA provider | a thread-local | the same |
+//! | How many rows the sequences have ([`with_rows_each`]) | `engine::exec`, of a batch or of the shape of a CUDA graph | PagedAttention on the CUDA provider | a thread-local | the same |
 //!
 //! Thread-locals reach the operators because ONNX Runtime launches the nodes of the CUDA provider on the thread that calls `Run`.
 //! A CUDA graph keeps what was so at its capture: the engine captures one graph for each answer.
@@ -22,5 +22,5 @@ pub mod tables;
 
 pub(crate) use pools::wait_for_arrivals;
 pub use pools::{Arrival, PoolArrivals};
-pub(crate) use run::{has_single_rows, is_settled};
-pub use run::{with_arrivals, with_settled, with_single_rows};
+pub(crate) use run::{is_settled, rows_each};
+pub use run::{with_arrivals, with_rows_each, with_settled};

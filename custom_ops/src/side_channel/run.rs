@@ -1,7 +1,7 @@
 //! Facts of one run, for the operators that run on the thread that starts it.
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use pagoda_kernels::cuda::CUdeviceptr;
 
@@ -12,12 +12,12 @@ struct Run {
     arrivals: bool,
     /// Memory that is filled before the first kernel of the run, and that no kernel writes: start and end.
     settled: (CUdeviceptr, CUdeviceptr),
-    /// Whether no sequence has more than one row.
-    single_rows: bool,
+    /// How many rows a sequence has that has some, at least and at most.
+    rows_each: (usize, usize),
 }
 
 thread_local! {
-    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0), single_rows: false }) };
+    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0), rows_each: (0, usize::MAX) }) };
 }
 
 /// Runs `work` on this thread with other facts, and restores those of before, after a panic too.
@@ -43,19 +43,21 @@ pub fn with_arrivals<R>(expected: bool, work: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `work` on this thread. The tensors in `memory` are filled before the first kernel of the run, and no kernel of it writes
-/// them: operators may read them before the kernel in front of theirs has ended.
+/// them: operators may read them before the kernel in front of theirs has ended. So they may what their pools have of cached tokens, if
+/// the tensors that say where it lies are in `memory`: it is in its place before the run, and a run writes new tokens alone.
 pub fn with_settled<R>(memory: Range<CUdeviceptr>, work: impl FnOnce() -> R) -> R {
     with(|run| run.settled = (memory.start, memory.end), work)
 }
 
-/// Runs `work` on this thread. If `single`, no sequence of the run has more than one row, and operators leave out what is for
-/// sequences with more. A CUDA graph that is captured then may be replayed for such batches alone.
-pub fn with_single_rows<R>(single: bool, work: impl FnOnce() -> R) -> R {
-    with(|run| run.single_rows = single, work)
+/// Runs `work` on this thread. Each sequence of the run that has rows has so many, and operators leave out what is for
+/// sequences with fewer or more. A CUDA graph that is captured then may be replayed for such batches alone.
+pub fn with_rows_each<R>(rows: RangeInclusive<usize>, work: impl FnOnce() -> R) -> R {
+    with(|run| run.rows_each = rows.into_inner(), work)
 }
 
-pub(crate) fn has_single_rows() -> bool {
-    RUN.get().single_rows
+/// The fewest rows of a sequence that has some, and the most.
+pub(crate) fn rows_each() -> (usize, usize) {
+    RUN.get().rows_each
 }
 
 pub(super) fn expects_arrivals() -> bool {
@@ -81,9 +83,10 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_single_while_they_are_said_to_be() {
-        assert!(!has_single_rows() && with_single_rows(true, has_single_rows) && !has_single_rows());
-        assert!(!with_single_rows(true, || with_single_rows(false, has_single_rows)));
+    fn rows_are_as_many_as_they_are_said_to_be() {
+        let any = (0, usize::MAX);
+        assert_eq!((rows_each(), with_rows_each(1..=1, rows_each), rows_each()), (any, (1, 1), any));
+        assert_eq!(with_rows_each(1..=1, || with_rows_each(2..=9, rows_each)), (2, 9));
     }
 
     #[test]

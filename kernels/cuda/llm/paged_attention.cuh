@@ -132,9 +132,9 @@ __device__ inline float rotated(const PagedCall &call, const T *head, int row, i
                   : __fsub_rn(__fmul_rn(own, cosine), __fmul_rn(other, sine));
 }
 
-// Eight numbers of a head of a row from `column` on, rotated, in T. Apart, so that what calls it stays small: the instruction
-// cache is.
-template <class T> __device__ __noinline__ uint4 rotated_chunk(const PagedCall &call, const T *head, int row, int column) {
+// Eight numbers of a head of a row from `column` on, rotated, in T: whatever the rotation. Apart, so that what calls it stays
+// small: the instruction cache is.
+template <class T> __device__ __noinline__ uint4 rotated_numbers(const PagedCall &call, const T *head, int row, int column) {
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -143,12 +143,74 @@ template <class T> __device__ __noinline__ uint4 rotated_chunk(const PagedCall &
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// Eight numbers of a query head from `column` on, rotated, in T. D is a multiple of 8.
+// What eight numbers of a row from `column` on are turned by: `own * cosine - other * sine`, where `other` is the other number of
+// the pair.
+struct Angles {
+    float cosine[8], sine[8];
+
+    Angles() = default;
+
+    // Whether they can be loaded by 16 bytes.
+    __device__ static bool suit(const PagedCall &call) {
+        return call.half_width % 8 == 0 &&
+               (reinterpret_cast<uintptr_t>(call.cos) | reinterpret_cast<uintptr_t>(call.sin)) % 16 == 0;
+    }
+
+    __device__ Angles(const PagedCall &call, int row, int column) {
+        int64_t position = clamp64(call.positions[row], 0, call.position_rows - 1);
+        bool second = !call.interleaved && column >= call.half_width;
+        int pair = call.interleaved ? column / 2 : second ? column - call.half_width : column;
+        const float4 *cos = reinterpret_cast<const float4 *>(call.cos + position * call.half_width + pair);
+        const float4 *sin = reinterpret_cast<const float4 *>(call.sin + position * call.half_width + pair);
+        float4 c = cos[0], s = sin[0];
+        if (call.interleaved) {
+            float cosines[4] = {c.x, c.y, c.z, c.w}, sines[4] = {s.x, s.y, s.z, s.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) cosine[i] = cosines[i / 2], sine[i] = i % 2 == 0 ? sines[i / 2] : -sines[i / 2];
+        } else {
+            float4 d = cos[1], t = sin[1];
+            float cosines[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w}, sines[8] = {s.x, s.y, s.z, s.w, t.x, t.y, t.z, t.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) cosine[i] = cosines[i], sine[i] = second ? -sines[i] : sines[i];
+        }
+    }
+
+    // The other numbers of the pairs whose `own` are those of a head from `column` on.
+    template <class T> __device__ static uint4 others(const PagedCall &call, const T *head, int column, uint4 own) {
+        if (call.interleaved) {
+            auto swapped = [](uint32_t pair) { return __byte_perm(pair, pair, 0x1032); };
+            return {swapped(own.x), swapped(own.y), swapped(own.z), swapped(own.w)};
+        }
+        int half = call.half_width;
+        return *reinterpret_cast<const uint4 *>(head + (column >= half ? column - half : column + half));
+    }
+
+    template <class T> __device__ uint4 turn(uint4 own, uint4 other) const {
+        return {turned<T>(own.x, other.x, 0), turned<T>(own.y, other.y, 1), turned<T>(own.z, other.z, 2),
+                turned<T>(own.w, other.w, 3)};
+    }
+
+    // Without fused multiply-add, as `rotated`.
+    template <class T> __device__ uint32_t turned(uint32_t own, uint32_t other, int pair) const {
+        float2 a = unpack<T>(own), b = unpack<T>(other);
+        return Pack<T>::of(__fsub_rn(__fmul_rn(a.x, cosine[2 * pair]), __fmul_rn(b.x, sine[2 * pair])),
+                           __fsub_rn(__fmul_rn(a.y, cosine[2 * pair + 1]), __fmul_rn(b.y, sine[2 * pair + 1])));
+    }
+};
+
+// Eight numbers of a head of a row from `column` on, rotated where the call rotates them, in T. D is a multiple of 8.
+template <class T> __device__ inline uint4 load_chunk(const PagedCall &call, const T *head, int row, int column) {
+    bool rotates = call.cos != nullptr && column < 2 * call.half_width;
+    if (rotates && !Angles::suit(call)) return rotated_numbers(call, head, row, column);
+    uint4 own = *reinterpret_cast<const uint4 *>(head + column);
+    return rotates ? Angles(call, row, column).turn<T>(own, Angles::others(call, head, column, own)) : own;
+}
+
+// The same of a query head.
 template <class T>
 __device__ inline uint4 load_query(const PagedCall &call, int row, int head, int column) {
     const T *from = static_cast<const T *>(call.query) + (static_cast<int64_t>(row) * call.query_heads + head) * call.head_size;
-    if (call.cos == nullptr || column >= 2 * call.half_width) return *reinterpret_cast<const uint4 *>(from + column);
-    return rotated_chunk(call, from, row, column);
+    return load_chunk(call, from, row, column);
 }
 
 }  // namespace pagoda

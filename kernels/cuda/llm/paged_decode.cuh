@@ -23,8 +23,12 @@ template <int FORMAT> constexpr int TILES = SHARE<FORMAT> / KEYS;
 // rest of their time is latency. Queries are not kept in registers then.
 template <int D, int FORMAT> constexpr bool CROWDED = D == 128 && FORMAT == INT8;
 
-// Blocks that a multiprocessor has at once, at least.
-template <int D, int FORMAT> constexpr int blocks_of() { return D <= 64 || CROWDED<D, FORMAT> ? 4 : D <= 128 ? 3 : 1; }
+// Blocks that a multiprocessor has at once, at least. FEW: of a launch with a block for each multiprocessor at most, whose warps fetch
+// all their tiles at once.
+template <int D, int FORMAT, bool FEW = false> constexpr int blocks_of() {
+    if (FEW) return 1;
+    return D <= 64 || CROWDED<D, FORMAT> ? 4 : D <= 128 ? 3 : 1;
+}
 
 // What a warp looked up of its slots.
 template <int FORMAT> struct __align__(16) Slots {
@@ -35,11 +39,11 @@ template <int FORMAT> struct __align__(16) Slots {
 
 // Shared memory of a block: the queries, then of each warp what it looked up, then the rings of tiles, where the warps' sums meet
 // in the end.
-template <int D, int FORMAT> struct Memory {
+template <int D, int FORMAT, bool FEW> struct Memory {
     using L = Layout<D, FORMAT>;
     static constexpr int TILE = KEYS * (L::KEY_STRIDE + L::VALUE_STRIDE);
-    // As few as let several blocks have a multiprocessor.
-    static constexpr int STAGES = TILE > 6 * 1024 || CROWDED<D, FORMAT> ? 2 : 4;
+    // As few as let several blocks have a multiprocessor, or one.
+    static constexpr int STAGES = !FEW && (TILE > 6 * 1024 || CROWDED<D, FORMAT>) ? 2 : 4;
     static constexpr int RING = STAGES * TILE;
     static constexpr int SUM_STRIDE = D + 4;
     static constexpr int MERGE = WARPS * ROWS * SUM_STRIDE * 4;
@@ -48,9 +52,9 @@ template <int D, int FORMAT> struct Memory {
     static constexpr int BYTES = RINGS_AT + (WARPS * RING > MERGE ? WARPS * RING : MERGE);
 };
 
-template <class T, int D, int FORMAT> struct Decode {
+template <class T, int D, int FORMAT, bool FEW> struct Decode {
     using L = Layout<D, FORMAT>;
-    using M = Memory<D, FORMAT>;
+    using M = Memory<D, FORMAT, FEW>;
 
     const PagedCall &call;
     const Sequence &sequence;
@@ -110,6 +114,16 @@ template <class T, int D, int FORMAT> struct Decode {
     __device__ bool seen(int tile) const {
         int at = begin + tile * KEYS;
         return at < end_slot && at + KEYS > first_slot;
+    }
+
+    // The first tiles from number `first` on, of those that end at or before slot `end`. Returns how many are on their way.
+    __device__ int start(int first, int end) const {
+#pragma unroll 1
+        for (; first < M::STAGES && begin + (first + 1) * KEYS <= end; first++) {
+            if (seen(first)) copy(first);
+            mma::commit_copies();
+        }
+        return first;
     }
 
     __device__ const uint8_t *keys(int tile) const { return ring + tile % M::STAGES * M::TILE; }
@@ -175,26 +189,26 @@ template <class T, int D> __device__ void fold_queries(T *queries, FoldedQuery (
     for (int i = 0; i < 2; i++) own[i] = folded[lane / 4 + 8 * i];
 }
 
-// Appends the new tokens of a head whose slots are in a part of `span` slots. Apart, because few blocks need it.
-template <class T>
-__device__ __noinline__ void append_part(const PagedCall &call, int number, int head, int part, int span) {
-    Sequence sequence = load_sequence(call, number);
+// Appends the new tokens of a head whose slots are in a part.
+template <class T, int D, int FORMAT>
+__device__ void append_part(const PagedCall &call, const Sequence &sequence, int head, int part) {
+    constexpr int SPAN = span_of(FORMAT);
     for (int task = threadIdx.x / 32; task < sequence.rows * 2; task += WARPS) {
         int row = sequence.row + task / 2, slot = write_slot(call, sequence, row, head);
-        if (slot >= part * span && slot < (part + 1) * span) {
-            append_row<T>(call, sequence, row, head, task % 2, slot, threadIdx.x & 31);
-        }
+        if (slot < part * SPAN || slot >= (part + 1) * SPAN) continue;
+        append_row<T, D, FORMAT>(call, sequence, row, head, task % 2, slot, threadIdx.x & 31);
     }
 }
 
-// What a launch of `decode` is told, in bits: whether the blocks append; whether nothing on the stream writes the index tensors, so
-// that a block finds its slots while the kernel in front still runs. src/cuda/llm/paged_attention_sm80.rs has them too.
+// What a launch of `decode` is told, in bits: whether the blocks append; whether nothing in front of it on the stream writes the index
+// tensors and the slots of cached tokens, so that a block fetches them while the kernel in front still runs.
+// src/cuda/llm/paged_attention_sm80.rs has them too.
 constexpr int APPENDS = 1, SETTLED = 2;
 
 // A block: one part of a sequence, one kv head, one tile of its rows.
-template <class T, int D, int FORMAT>
+template <class T, int D, int FORMAT, bool FEW = false>
 __device__ void decode(const PagedCall &call, int row_tiles, int flags) {
-    using M = Memory<D, FORMAT>;
+    using M = Memory<D, FORMAT, FEW>;
     constexpr int SPAN = span_of(FORMAT);
     extern __shared__ __align__(128) uint8_t shared[];
     const bool appends = flags & APPENDS, settled = flags & SETTLED;
@@ -217,18 +231,22 @@ __device__ void decode(const PagedCall &call, int row_tiles, int flags) {
     int part = parts.end - 1 - static_cast<int>(ahead);
     int rows = min(sequence.rows * group - first_row, ROWS);
 
-    Decode<T, D, FORMAT> block{call,
-                               sequence,
-                               number,
-                               head,
-                               parts.first_slot,
-                               parts.end_slot,
-                               part * SPAN + warp * SHARE<FORMAT>,
-                               reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
-                               shared + M::RINGS_AT + warp * M::RING};
-    // Ranges of codes are written by the call itself.
-    const bool early = settled && FORMAT == NATIVE;
-    if (early && !idle) block.look_up();
+    Decode<T, D, FORMAT, FEW> block{call,
+                                    sequence,
+                                    number,
+                                    head,
+                                    parts.first_slot,
+                                    parts.end_slot,
+                                    part * SPAN + warp * SHARE<FORMAT>,
+                                    reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
+                                    shared + M::RINGS_AT + warp * M::RING};
+    // Ranges of codes are written by the call itself, where new tokens go.
+    const bool early = settled && (FORMAT == NATIVE || (call.write_slots == nullptr && (part + 1) * SPAN <= sequence.cached));
+    int started = 0;
+    if (early && !idle) {
+        block.look_up();
+        started = block.start(0, sequence.cached);
+    }
 #if __CUDA_ARCH__ >= 900
     // In this order, and where a block has nothing to do too: the kernel behind may rely on all that is in front of this one.
     if (settled) wait_for_previous();
@@ -238,32 +256,41 @@ __device__ void decode(const PagedCall &call, int row_tiles, int flags) {
     // Packed rows: all heads of the group of one token, then the next token.
     auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
     auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
-    // The queries are on their way while the pages are looked up.
-    constexpr int CHUNKS = D / 8, LOADS = (ROWS * CHUNKS + THREADS - 1) / THREADS;
-    uint4 numbers[LOADS];
-#pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
-        numbers[i] = {};
-        if (row < rows) numbers[i] = load_query<T>(call, token(row), query_head(row), chunk % CHUNKS * 8);
+    const bool appending = appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached);
+    // Sixteen bytes for each thread: of the queries, and where the part gets new tokens, of their keys and values as they are stored
+    // in native pages.
+    constexpr int CHUNKS = D / 8, STRIDE = Queries<T, D, FORMAT>::STRIDE;
+    T *queries = reinterpret_cast<T *>(shared);
+    int query_chunks = rows * CHUNKS;
+    int chunks = query_chunks + (FORMAT == NATIVE && appending ? sequence.rows * 2 * CHUNKS : 0);
+#pragma unroll 1
+    for (int chunk = threadIdx.x; chunk < chunks; chunk += THREADS) {
+        // A row of the queries, or behind them a key or a value of a new token.
+        int task = chunk / CHUNKS, column = chunk % CHUNKS * 8, appended = task - rows;
+        const bool is_query = appended < 0, is_value = !is_query && appended % 2 == 1;
+        int row = is_query ? token(task) : sequence.row + appended / 2;
+        const void *of = is_query ? call.query : is_value ? call.value : call.key;
+        int64_t heads = is_query ? call.query_heads : call.kv_heads, own = is_query ? query_head(task) : head;
+        const T *from = static_cast<const T *>(of) + (row * heads + own) * D;
+        uint4 numbers = is_value ? *reinterpret_cast<const uint4 *>(from + column) : load_chunk(call, from, row, column);
+        if (is_query) {
+            *reinterpret_cast<uint4 *>(queries + task * STRIDE + column) = numbers;
+            continue;
+        }
+        int slot = write_slot(call, sequence, row, head);
+        if (slot < part * SPAN || slot >= (part + 1) * SPAN) continue;
+        int64_t to = sequence.block(call, slot, is_value, head);
+        if (to >= 0) *reinterpret_cast<uint4 *>(static_cast<T *>(call.pool) + to * D + column) = numbers;
     }
-    if (appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached)) {
-        append_part<T>(call, number, head, part, SPAN);
+    for (int chunk = query_chunks + threadIdx.x; chunk < ROWS * CHUNKS; chunk += THREADS) {
+        *reinterpret_cast<uint4 *>(queries + chunk / CHUNKS * STRIDE + chunk % CHUNKS * 8) = uint4{};
+    }
+    if (appending) {
+        if constexpr (FORMAT != NATIVE) append_part<T, D, FORMAT>(call, sequence, head, part);
         __syncthreads();
     }
     if (!early) block.look_up();
-#pragma unroll 1
-    for (int tile = 0; tile < M::STAGES; tile++) {
-        if (block.seen(tile)) block.copy(tile);
-        mma::commit_copies();
-    }
-    T *queries = reinterpret_cast<T *>(shared);
-#pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
-        if (row >= ROWS) continue;
-        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + chunk % CHUNKS * 8) = numbers[i];
-    }
+    block.start(started, INT_MAX);
     Row own[2];
     for (int i = 0; i < 2; i++) {
         int row = lane / 4 + 8 * i;
@@ -399,9 +426,14 @@ struct Combined {
         } else {
             if (at >= call.total_rows) return own;
             own.row = static_cast<int>(at);
-            FoundSequence found(call, at, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
-            number = found.number;
-            sequence = found.sequence;
+            // As where each sequence has a row.
+            number = own.row < call.sequences ? own.row : -1;
+            if (number >= 0) sequence = load_sequence(call, number);
+            if (number < 0 || sequence.row != own.row || sequence.rows == 0) {
+                FoundSequence found(call, at, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
+                number = found.number;
+                sequence = found.sequence;
+            }
         }
         int group = call.query_heads / call.kv_heads;
         if (number < 0 || own.row < sequence.row || own.row >= sequence.row + sequence.rows) return own;
@@ -418,57 +450,91 @@ struct Combined {
 
 // The parts of a group are added up one after the other, and then the groups: the same bits, whether one warp has all groups or
 // several share them.
-constexpr int GROUP = 16;
-constexpr int COMBINING = 8;  // warps of a block
+constexpr int GROUP = 16, LOADED = 8;  // parts of a group, and those that are loaded at once
+constexpr int COMBINING = 8;           // warps of a block
 
-// Adds the parts of group number `group` up; `most` and `total` become those of all parts.
-template <int D>
-__device__ void add_up(const PartialSums &partial, const Combined &own, int group, float (&sums)[D / 32], float &most,
-                       float &total) {
-    constexpr int NUMBERS = D / 32;
-    int lane = threadIdx.x & 31, from = own.first + group * GROUP;
-    auto place = [&](int part) { return partial.place(own.before + part, own.head, own.place); };
-    // On their way while the factors are computed.
-    float numbers[GROUP][NUMBERS], scores[GROUP];
+// The sums of a row as a warp has them: lane and 32 lanes further four numbers each.
+template <int D> struct RowSums {
+    static constexpr int VECTORS = (D / 4 + 31) / 32;
+    float4 at[VECTORS] = {};
+
+    __device__ static bool has(int vector) { return D / 4 % 32 == 0 || vector * 32 + (threadIdx.x & 31) < D / 4; }
+    __device__ static int column(int vector) { return (vector * 32 + (threadIdx.x & 31)) * 4; }
+
+    __device__ void add(const RowSums &other, float factor) {
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        if (from + i >= own.end) continue;
-        const float *at = partial.sums(place(from + i)) + lane;
-        scores[i] = partial.weight(place(from + i))->x;
-#pragma unroll
-        for (int j = 0; j < NUMBERS; j++) numbers[i][j] = at[j * 32];
-    }
-    if (most == -INFINITY) {
-        for (int part = own.first + lane; part < own.end; part += 32) most = fmaxf(most, partial.weight(place(part))->x);
-        most = warp_max(most);
-        total = 0;
-        for (int part = own.first + lane; part < own.end; part += 32) {
-            float2 weight = *partial.weight(place(part));
-            total += weight.x == -INFINITY ? 0.0f : weight.y * power_of_two(weight.x - most);
+        for (int i = 0; i < VECTORS; i++) {
+            at[i] = {fmaf(other.at[i].x, factor, at[i].x), fmaf(other.at[i].y, factor, at[i].y),
+                     fmaf(other.at[i].z, factor, at[i].z), fmaf(other.at[i].w, factor, at[i].w)};
         }
+    }
+
+    __device__ void load(const float *from) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            if (has(i)) at[i] = *reinterpret_cast<const float4 *>(from + column(i));
+        }
+    }
+};
+
+// Adds up the parts of a row.
+template <int D> struct Combining {
+    using Sums = RowSums<D>;
+    const PartialSums &partial;
+    const Combined &own;
+    float most = 0, total = 0;  // of all parts, when they are weighed
+    bool weighed = false;
+
+    __device__ int64_t place(int part) const { return partial.place(own.before + part, own.head, own.place); }
+    __device__ float2 weight(int part) const { return *partial.weight(place(part)); }
+    __device__ float factor_of(float score) const { return score == -INFINITY ? 0.0f : power_of_two(score - most); }
+
+    __device__ void weigh() {
+        if (weighed) return;
+        int lane = threadIdx.x & 31;
+        most = -INFINITY;
+        for (int part = own.first + lane; part < own.end; part += 32) most = fmaxf(most, weight(part).x);
+        most = warp_max(most);
+        for (int part = own.first + lane; part < own.end; part += 32) total += weight(part).y * factor_of(weight(part).x);
         total = warp_sum(total);
+        weighed = true;
     }
+
+    // The sums of a group, by a warp.
+    __device__ Sums group(int number) {
+        int lane = threadIdx.x & 31, from = own.first + number * GROUP, end = min(from + GROUP, own.end);
+        float score = from + lane < end ? weight(from + lane).x : -INFINITY;
+        Sums sums;
+#pragma unroll 1
+        for (int begin = from; begin < end; begin += LOADED) {
+            Sums parts[LOADED];
 #pragma unroll
-    for (int j = 0; j < NUMBERS; j++) sums[j] = 0;
+            for (int i = 0; i < LOADED; i++) {
+                if (begin + i < end) parts[i].load(partial.sums(place(begin + i)));
+            }
+            // While they are on their way.
+            weigh();
+            float factor = factor_of(score);
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        if (from + i >= own.end) continue;
-        float factor = scores[i] == -INFINITY ? 0.0f : power_of_two(scores[i] - most);
-#pragma unroll
-        for (int j = 0; j < NUMBERS; j++) sums[j] = fmaf(numbers[i][j], factor, sums[j]);
+            for (int i = 0; i < LOADED; i++) {
+                float of_part = __shfl_sync(~0u, factor, begin + i - from);
+                if (begin + i < end) sums.add(parts[i], of_part);
+            }
+        }
+        return sums;
     }
-}
+};
 
 // WIDE: a block has one row of one query head, and its warps share the groups: for few rows with many parts. Otherwise a warp
 // has one.
 template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &call, int row_tiles, int per_sequence) {
-    constexpr int NUMBERS = D / 32;
+    using Sums = RowSums<D>;
 #if __CUDA_ARCH__ >= 900
     // `decode` has waited for all that is in front of it before this kernel could start: the kernel behind may fetch its weights
     // while parts are added up.
     launch_dependents();
 #endif
-    __shared__ float merge[WIDE ? COMBINING : 1][D];
+    __shared__ float4 merge[WIDE ? COMBINING : 1][Sums::VECTORS][32];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int64_t index = WIDE ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * COMBINING + warp;
     // The index tensors were there before the kernel in front began (`decode`).
@@ -476,33 +542,40 @@ template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &ca
 #if __CUDA_ARCH__ >= 900
     wait_for_previous();
 #endif
-    if (own.first == own.end) return;
-    PartialSums partial{call, row_tiles};
-    float sums[NUMBERS] = {}, most = -INFINITY, total = 0;
     int groups = (own.end - own.first + GROUP - 1) / GROUP;
+    bool shared = WIDE && groups > 1;
+    if (groups == 0 || (WIDE && !shared && warp > 0)) return;
+    PartialSums partial{call, row_tiles};
+    Combining<D> combining{partial, own};
+    Sums sums;
 #pragma unroll 1
-    for (int from = 0; from < groups; from += WIDE ? COMBINING : 1) {
-        float group[NUMBERS];
-        if (!WIDE || from + warp < groups) add_up<D>(partial, own, WIDE ? from + warp : from, group, most, total);
-        if constexpr (!WIDE) {
+    for (int from = 0; from < groups; from += shared ? COMBINING : 1) {
+        Sums group;
+        if (from + (shared ? warp : 0) < groups) group = combining.group(from + (shared ? warp : 0));
+        if (!shared) {
+            sums.add(group, 1.0f);
+            continue;
+        }
+        __syncthreads();
 #pragma unroll
-            for (int i = 0; i < NUMBERS; i++) sums[i] += group[i];
-        } else {
-            __syncthreads();
+        for (int i = 0; i < Sums::VECTORS; i++) merge[warp][i][lane] = group.at[i];
+        __syncthreads();
+        for (int i = 0; i < min(COMBINING, groups - from); i++) {
 #pragma unroll
-            for (int i = 0; i < NUMBERS; i++) merge[warp][i * 32 + lane] = group[i];
-            __syncthreads();
-            for (int i = 0; i < min(COMBINING, groups - from); i++) {
-#pragma unroll
-                for (int j = 0; j < NUMBERS; j++) sums[j] += merge[i][j * 32 + lane];
-            }
+            for (int j = 0; j < Sums::VECTORS; j++) group.at[j] = merge[i][j][lane];
+            sums.add(group, 1.0f);
         }
     }
-    if (WIDE && warp > 0) return;
-    float factor = join_sink<T>(call, own.query_head, most, total);
+    if (shared && warp > 0) return;
+    float most = combining.most, total = combining.total, factor = join_sink<T>(call, own.query_head, most, total);
     T *to = static_cast<T *>(call.output) + (static_cast<int64_t>(own.row) * call.query_heads + own.query_head) * D;
 #pragma unroll
-    for (int i = 0; i < NUMBERS; i++) narrow(share_of(sums[i] * factor, total), to + i * 32 + lane);
+    for (int i = 0; i < Sums::VECTORS; i++) {
+        if (!Sums::has(i)) continue;
+        auto share = [&](float sum) { return share_of(sum * factor, total); };
+        *reinterpret_cast<uint2 *>(to + Sums::column(i)) = {Pack<T>::of(share(sums.at[i].x), share(sums.at[i].y)),
+                                                            Pack<T>::of(share(sums.at[i].z), share(sums.at[i].w))};
+    }
 }
 
 // The weights of slots of decoded sequences, from their scores. A block has WEIGHED slots of one kv head of one sequence.

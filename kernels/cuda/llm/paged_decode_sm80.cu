@@ -4,10 +4,10 @@
 
 namespace pagoda {
 
-#define PAGODA_DECODE(NAME, T, D, FORMAT)                                                                              \
-    extern "C" __global__ void __launch_bounds__(paged::THREADS, paged::blocks_of<D, FORMAT>())                       \
-        paged_decode_##NAME(const __grid_constant__ PagedCall call, int row_tiles, int appends) {                     \
-        paged::decode<T, D, FORMAT>(call, row_tiles, appends);                                                         \
+#define PAGODA_DECODE(NAME, T, D, FORMAT, ...)                                                                         \
+    extern "C" __global__ void __launch_bounds__(paged::THREADS, paged::blocks_of<D, FORMAT, ##__VA_ARGS__>())        \
+        paged_decode_##NAME(const __grid_constant__ PagedCall call, int row_tiles, int flags) {                       \
+        paged::decode<T, D, FORMAT, ##__VA_ARGS__>(call, row_tiles, flags);                                            \
     }
 #define PAGODA_DECODE_SIZE(NAME, T, D)                                                                                 \
     PAGODA_DECODE(NAME##_##D##_native, T, D, NATIVE)                                                                   \
@@ -29,6 +29,7 @@ namespace pagoda {
     PAGODA_DECODE_SIZE(NAME, T, 96)                                                                                    \
     PAGODA_DECODE_SIZE(NAME, T, 128)                                                                                   \
     PAGODA_DECODE_SIZE(NAME, T, 256)                                                                                   \
+    PAGODA_DECODE(few_##NAME##_128_native, T, 128, NATIVE, true)                                                       \
     PAGODA_DECODE(NAME##_64_int4, T, 64, INT4)                                                                         \
     PAGODA_DECODE(NAME##_64_fp8, T, 64, FP8)                                                                           \
     PAGODA_DECODE(NAME##_128_int4, T, 128, INT4)                                                                       \

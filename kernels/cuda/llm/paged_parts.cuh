@@ -24,15 +24,24 @@ __device__ inline int64_t parts_before(const PagedCall &call, int number) {
 }
 
 // The last of the call's sequences whose number `before(sequence)` is at most `index`, loaded; numbers do not fall. `number` is
-// -1 where there is none. A whole warp calls it: each lane loads a sequence, so that it waits for memory once.
+// -1 where there is none. A whole warp calls it: each lane loads a sequence, so that it waits for memory once; where there are
+// many, each lane looks at one of so many first.
 struct FoundSequence {
     int number;
     int64_t before;
     Sequence sequence;
 
     template <class Before> __device__ FoundSequence(const PagedCall &call, int64_t index, Before begins) : number(-1) {
-        int lane = threadIdx.x & 31;
-        for (int base = 0; base < call.sequences; base += 32) {
+        constexpr int MANY = 64;
+        int lane = threadIdx.x & 31, first = 0, each = call.sequences;
+        if (call.sequences > MANY) {
+            each = (call.sequences + 31) / 32;
+            int sample = lane * each;
+            unsigned those = __ballot_sync(~0u, sample < call.sequences && begins(sample) <= index);
+            if (those == 0) return;
+            first = (31 - __clz(those)) * each;
+        }
+        for (int base = first; base < min(first + each, call.sequences); base += 32) {
             int own_number = base + lane;
             int64_t own_before = INT64_MAX;
             Sequence own{};

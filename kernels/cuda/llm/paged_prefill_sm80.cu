@@ -9,7 +9,7 @@ namespace paged {
 
 // A warp appends the key or the value of one head of one row. `decoded`: rows of sequences with few new tokens too, which the
 // kernel that decodes appends otherwise.
-template <class T> __device__ void append(const PagedCall &call, int decoded) {
+template <class T, int D> __device__ void append(const PagedCall &call, int decoded) {
 #if __CUDA_ARCH__ >= 900
     wait_for_previous();
     launch_dependents();
@@ -22,7 +22,7 @@ template <class T> __device__ void append(const PagedCall &call, int decoded) {
     const Sequence &sequence = found.sequence;
     if (found.number < 0 || row < sequence.row || row >= sequence.row + sequence.rows) return;
     if (!decoded && is_decode(sequence.rows, call.query_heads / call.kv_heads)) return;
-    append_row<T>(call, sequence, row, head, which, write_slot(call, sequence, row, head), threadIdx.x & 31);
+    append_row<T, D>(call, sequence, row, head, which, write_slot(call, sequence, row, head), threadIdx.x & 31);
 }
 
 }  // namespace paged
@@ -32,11 +32,16 @@ template <class T> __device__ void append(const PagedCall &call, int decoded) {
         paged_prefill_##NAME(const __grid_constant__ PagedCall call) {                                                 \
         paged::prefill<T, D, FORMAT>(call);                                                                            \
     }
-#define PAGODA_PREFILL_TYPE(NAME, T)                                                                                   \
+#define PAGODA_APPEND(NAME, T, D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(128)                                                                 \
-        paged_append_first_##NAME(const __grid_constant__ PagedCall call, int decoded) {                               \
-        paged::append<T>(call, decoded);                                                                               \
-    }                                                                                                                  \
+        paged_append_first_##NAME##_##D(const __grid_constant__ PagedCall call, int decoded) {                         \
+        paged::append<T, D>(call, decoded);                                                                            \
+    }
+#define PAGODA_PREFILL_TYPE(NAME, T)                                                                                   \
+    PAGODA_APPEND(NAME, T, 64)                                                                                         \
+    PAGODA_APPEND(NAME, T, 96)                                                                                         \
+    PAGODA_APPEND(NAME, T, 128)                                                                                        \
+    PAGODA_APPEND(NAME, T, 256)                                                                                        \
     PAGODA_PREFILL(NAME##_64_native, T, 64, NATIVE)                                                                    \
     PAGODA_PREFILL(NAME##_64_int8, T, 64, INT8)                                                                        \
     PAGODA_PREFILL(NAME##_64_int4, T, 64, INT4)                                                                        \

@@ -80,6 +80,20 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
         device
     }
 
+    /// What an engine would say of the batch; nothing where offsets are nonsense.
+    fn rows_each(&self) -> (usize, usize) {
+        let rows: Vec<i32> =
+            self.case.row_offsets.windows(2).map(|bounds| bounds[1].saturating_sub(bounds[0])).collect();
+        let total = self.case.query.len() / (self.case.query_heads * self.case.head_size);
+        let least = rows.iter().filter(|rows| **rows > 0).min();
+        match (least, rows.iter().max()) {
+            (Some(&least), Some(&most)) if rows.iter().all(|rows| *rows >= 0) && most as usize <= total => {
+                (least as usize, most as usize)
+            }
+            _ => (0, usize::MAX),
+        }
+    }
+
     fn call(&self) -> cuda::PagedAttention {
         let case = self.case;
         let [row_offsets, cached_len, page_indptr, page_ids, positions, write_slots, token_pos] =
@@ -128,8 +142,8 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
             window: case.window,
             softcap: case.softcap,
             // Nothing writes them: it makes no difference but in time.
-            settled_indices: case.cached_len.len().is_multiple_of(2),
-            single_rows: case.row_offsets.windows(2).all(|bounds| bounds[1] - bounds[0] <= 1),
+            settled: case.cached_len.len().is_multiple_of(2),
+            rows_each: self.rows_each(),
             scratch: (self.scratch_bytes > 0)
                 .then(|| Scratch { address: self.scratch.inside(), bytes: self.scratch_bytes }),
         }

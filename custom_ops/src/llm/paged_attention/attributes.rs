@@ -5,7 +5,7 @@ use pagoda_kernels::{HeadSlots, KvFormat, KvPool, Pages, Pairs, Rotation};
 
 use super::tensors::{Inputs, Outputs, input};
 use crate::ort::{InputTensor, KernelInfo, OnnxElement, OpError};
-use crate::side_channel::{has_single_rows, is_settled};
+use crate::side_channel::{is_settled, rows_each};
 
 /// The attributes of a node.
 pub(super) struct Attributes {
@@ -200,10 +200,10 @@ impl Attributes {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
-            settled_indices: [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids]
+            settled: [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids]
                 .into_iter()
                 .all(|tensor| is_settled(tensor.address())),
-            single_rows: has_single_rows(),
+            rows_each: rows_each(),
             scratch: None,
         })
     }

@@ -56,7 +56,7 @@ impl PagedAttention {
             && self
                 .key_weights
                 .is_none_or(|weights| self.total_rows > 0 && self.slots.is_some_and(|slots| slots.len == weights.len))
-            && aligned(self.query | self.pool | self.output, 16)
+            && aligned(self.query | self.key | self.value | self.pool | self.output, 16)
             && aligned(self.scales.unwrap_or(0), 4)
     }
 }

@@ -29,9 +29,14 @@ const LOOKING_WARPS: usize = 32;
 /// Rows and heads up to which a block each adds their parts up; a warp each where there are more.
 const WIDE: usize = 256;
 
-/// Whether some sequence may have too many new tokens for decode; `is_decode` of cuda/llm/paged_parts.cuh.
+/// The most new tokens of a sequence that decode takes; `is_decode` of cuda/llm/paged_parts.cuh.
+fn decoded_rows(call: &PagedAttention) -> usize {
+    (ROWS / call.group()).max(1)
+}
+
+/// Whether some sequence may have too many new tokens for decode.
 fn may_prefill(call: &PagedAttention) -> bool {
-    !call.single_rows && call.total_rows > 1 && call.total_rows * call.group() > ROWS
+    call.rows_each.1.min(call.total_rows) > decoded_rows(call)
 }
 
 /// The append of sequences that are prefilled, and their attention; then decode, which appends by itself, and the sum of its
@@ -58,8 +63,9 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     };
     // Blocks of one part may append to it and read it; several tiles of rows are several blocks.
     let appends = tiles == 1;
-    if may_prefill(call) || !appends {
-        let append = prefill_module.function(&format!("paged_append_first_{element}"), 0)?;
+    let hopper = hopper && may_prefill(call);
+    if !hopper && (may_prefill(call) || !appends) {
+        let append = prefill_module.function(&format!("paged_append_first_{element}_{head_size}"), 0)?;
         start(append, (total_rows * kv_heads * 2).div_ceil(WARPS), THREADS, 0, &mut [(!appends).into()])?;
     }
     if may_prefill(call) && call.key_weights.is_some() {
@@ -70,27 +76,27 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
             launch_warps(gpu, call, "attend_prefill", total_rows * call.query_heads, None, stream)?;
             launch_warps(gpu, call, "weigh_prefill", looking, None, stream)?;
         }
-    } else if may_prefill(call) && hopper {
+    } else if hopper {
         // SAFETY: the caller's.
-        unsafe { paged_attention_sm90::prefill(gpu, call, stream) }?;
+        unsafe { paged_attention_sm90::prefill(gpu, call, !appends, stream) }?;
     } else if may_prefill(call) {
         let shared = prefill_shared(head_size, call.format);
         let prefill = prefill_module.function(&format!("paged_prefill_{name}"), shared)?;
         let count = total_rows * call.group() / BLOCK_ROWS + call.sequences;
         start(prefill, count * kv_heads, THREADS, shared, &mut [])?;
     }
-    let settled = call.settled_indices && call.slots.is_none();
-    let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
-    let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
-    start(
-        decode,
-        call.partial_count() * kv_heads * tiles,
-        THREADS,
-        shared,
-        &mut [tiles_flag, i32::from(appends) | i32::from(settled) << 1],
-    )?;
+    // The weights of sequences without rows are written behind decode.
+    if call.rows_each.0 > decoded_rows(call) && call.key_weights.is_none() {
+        return Ok(());
+    }
+    let settled = call.settled && call.slots.is_none();
+    let count = call.partial_count() * kv_heads * tiles;
+    let few = (head_size, call.format) == (128, KvFormat::Native) && count <= gpu.multiprocessors as usize;
+    let (shared, tiles_flag) = (decode_shared(head_size, call.format, few), tiles as i32);
+    let decode = decode_module.function(&format!("paged_decode_{}{name}", if few { "few_" } else { "" }), shared)?;
+    start(decode, count, THREADS, shared, &mut [tiles_flag, i32::from(appends) | i32::from(settled) << 1])?;
     // Rows of the call, or of each sequence as many as decode takes, whichever are fewer.
-    let per_sequence = (ROWS / call.group()).max(1);
+    let per_sequence = decoded_rows(call);
     let by_sequence = total_rows > call.sequences * per_sequence;
     let heads = if by_sequence { call.sequences * per_sequence } else { total_rows } * call.query_heads;
     // The same bits either way: few rows have warps to spare.
@@ -133,11 +139,11 @@ fn known_bytes(keys: usize, format: KvFormat) -> usize {
     keys * 12 + if format == KvFormat::Native { 8 } else { keys * 8 }
 }
 
-/// `Memory` of cuda/llm/paged_decode.cuh.
-fn decode_shared(head_size: usize, format: KvFormat) -> usize {
+/// `Memory` of cuda/llm/paged_decode.cuh; `few`: of a launch of few blocks.
+fn decode_shared(head_size: usize, format: KvFormat, few: bool) -> usize {
     const KEYS: usize = 16;
     let tile = KEYS * strides(head_size, format).iter().sum::<usize>();
-    let two_stages = tile > 6 * 1024 || (head_size, format) == (128, KvFormat::Int8);
+    let two_stages = !few && (tile > 6 * 1024 || (head_size, format) == (128, KvFormat::Int8));
     let ring = if two_stages { 2 } else { 4 } * tile;
     let merge = ROWS * (head_size + 4) * size_of::<f32>();
     let known = known_bytes(span(format) / WARPS, format).next_multiple_of(16);
@@ -160,9 +166,10 @@ mod tests {
         for head_size in [64, 96, 128, 256] {
             for format in [KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8] {
                 // What a block of sm_80 may have.
-                assert!(decode_shared(head_size, format) + 1024 <= 163 * 1024, "D={head_size} {format:?}");
+                assert!(decode_shared(head_size, format, false) + 1024 <= 163 * 1024, "D={head_size} {format:?}");
                 assert!(prefill_shared(head_size, format) <= 163 * 1024, "D={head_size} {format:?}");
             }
         }
+        assert!(decode_shared(128, KvFormat::Native, true) + 1024 <= 163 * 1024);
     }
 }

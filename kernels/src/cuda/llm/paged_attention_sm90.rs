@@ -15,9 +15,8 @@ use crate::cuda::common::tensor_map::describe;
 
 /// Rows of a TMA box of queries; `BOX` of cuda/common/attention_sm90/traits.cuh.
 const BOX: usize = 64;
-/// Threads of a block that rotates queries, and the numbers of each.
-const ROTATING: u32 = 256;
-const CHUNK: usize = 8;
+/// Threads of a block in front: `PLACING` of cuda/llm/paged_attention_sm90.cu.
+const PLACING: u32 = 256;
 
 /// Items for each multiprocessor up to which they are not paired, because there would be too few pieces for all multiprocessors.
 const FEW_ITEMS: usize = 2;
@@ -53,25 +52,27 @@ fn shape(head_size: usize) -> (usize, u32, usize) {
     (rows, 128 * (groups as u32 + 1), (2 * rows + buffers * 128) * head_size * 2 + 1024)
 }
 
-/// The attention of sequences with many new tokens, which are in their pages already.
+/// The append of sequences with many new tokens, or of all of them, and the attention of the former.
 ///
 /// # Safety
 /// As for [`Gpu::paged_attention`]; the kernel takes the call.
-pub unsafe fn prefill(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
+pub unsafe fn prefill(gpu: &Gpu, call: &PagedAttention, append_all: bool, stream: CUstream) -> Result<(), CudaError> {
     let module = gpu.modules.paged_attention_sm90.as_ref().expect("the path was offered");
     let mut paged = call.raw();
     let mut query = call.query;
     if call.rotation.is_some() {
-        // Behind the sums of parts.
-        let scratch = call.scratch.expect("the path was offered");
-        query = scratch.address + call.partial_bytes() as CUdeviceptr;
-        let rotate = module.function(&format!("paged_rotate_{}", call.element.name()), 0)?;
-        let threads = call.total_rows * call.query_heads * call.head_size / CHUNK;
-        let arguments = &mut [from_mut(&mut paged).cast::<c_void>(), from_mut(&mut query).cast()];
-        let count = blocks(threads.div_ceil(ROTATING as usize))?;
-        // SAFETY: the kernel takes a `PagedCall` and an address, and waits for the kernel in front.
-        unsafe { rotate.launch_dependent(count, ROTATING, 0, stream, arguments) }?;
+        // Rotated ones behind the sums of parts.
+        query = call.scratch.expect("the path was offered").address + call.partial_bytes() as CUdeviceptr;
     }
+    let place = module.function(&format!("paged_place_{}_{}", call.element.name(), call.head_size), 0)?;
+    let mut decoded_flag = i32::from(append_all);
+    let arguments = &mut [
+        from_mut(&mut paged).cast::<c_void>(),
+        from_mut(&mut query).cast(),
+        from_mut::<i32>(&mut decoded_flag).cast(),
+    ];
+    // SAFETY: the kernel takes a `PagedCall`, an address and an `int`, and waits for the kernel in front.
+    unsafe { place.launch_dependent(blocks(call.total_rows)?, PLACING, 0, stream, arguments) }?;
     let (rows, threads, shared) = shape(call.head_size);
     let items = (call.total_rows + call.sequences.min(call.total_rows) * (rows - 1)) / rows * call.query_heads;
     let multiprocessors = gpu.multiprocessors as usize;

@@ -77,11 +77,11 @@ pub struct PagedAttention {
     pub window: i64,
     /// 0 = none.
     pub softcap: f32,
-    /// Whether nothing on the stream writes `row_offsets`, `cached_len`, `page_indptr` and `page_ids`: they are then read while the
-    /// kernel in front still runs.
-    pub settled_indices: bool,
-    /// Whether no sequence has more than one row.
-    pub single_rows: bool,
+    /// Whether nothing that may still run on the stream writes `row_offsets`, `cached_len`, `page_indptr` and `page_ids`, or what the
+    /// pool has of cached tokens: they are then read while the kernel in front still runs.
+    pub settled: bool,
+    /// How many rows a sequence has that has some, at least and at most: kernels for others are not launched.
+    pub rows_each: (usize, usize),
     /// Memory to work in, [`scratch_bytes`](Self::scratch_bytes) long. Without it the plain kernel computes the call.
     pub scratch: Option<Scratch>,
 }

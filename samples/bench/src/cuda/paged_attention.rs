@@ -172,8 +172,8 @@ impl Inputs {
                 scale: 0.0,
                 window: 0,
                 softcap: 0.0,
-                settled_indices: false,
-                single_rows: false,
+                settled: true,
+                rows_each: (new, new),
                 scratch: None,
             };
             let bytes = call.scratch_bytes();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagoda_custom_ops::side_channel::{with_arrivals, with_settled, with_single_rows};
+use pagoda_custom_ops::side_channel::{with_arrivals, with_rows_each, with_settled};
 
 use super::bound_model::{BoundModel, Placed};
 use super::inputs::{Input, Sizes};
@@ -89,6 +89,7 @@ impl Graphs {
                 rows: rows as usize,
                 outputs: if candidates == 0 { rows } else { candidates } as usize,
                 pages: if wanted == 0 { most as usize } else { wanted as usize },
+                shortest: 0,
                 longest: if longest == 0 { rows } else { longest } as usize,
             });
         }
@@ -206,7 +207,7 @@ impl BoundShape {
         let graph = &self.graphs[variant];
         // The upload is enqueued before the run, so it is complete before the first kernel.
         with_settled(to..to + bytes as CUdeviceptr, || {
-            with_single_rows(sizes.is_single(), || {
+            with_rows_each(sizes.rows_each(), || {
                 // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
                 unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
             })
@@ -229,7 +230,7 @@ mod tests {
     fn the_first_shape_that_fits_is_taken() {
         let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20);
         let batch = |users, rows, candidates, pages| {
-            graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages, longest: rows })
+            graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages, shortest: 1, longest: rows })
         };
         assert_eq!(graphs.shapes.len(), 2);
         assert_eq!(batch(1, 20, 10, 4), Some(0));
@@ -244,9 +245,9 @@ mod tests {
     fn shapes_for_single_rows_are_taken_first_and_for_no_others() {
         let single = Shape { longest: 1, ..shape(4, 4, 0, 0) };
         let graphs = Graphs::new(0, &[shape(4, 4, 0, 0), single], 4, 20);
-        let batch = |longest| graphs.find(&Sizes { sequences: 2, rows: 4, outputs: 2, pages: 4, longest });
+        let batch = |longest| graphs.find(&Sizes { sequences: 2, rows: 4, outputs: 2, pages: 4, shortest: 1, longest });
         assert_eq!((batch(1), batch(2), batch(4)), (Some(0), Some(1), Some(1)));
-        assert!(graphs.shapes[0].is_single() && !graphs.shapes[1].is_single());
+        assert_eq!([&graphs.shapes[0], &graphs.shapes[1]].map(Sizes::rows_each), [0..=1, 0..=4]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The inputs of a run, by their names in the graph.
 
+use std::ops::RangeInclusive;
+
 use crate::error::Result;
 use crate::tensor::{ElementType, Scalar, Tensor};
 
@@ -39,7 +41,8 @@ pub(in super::super) struct Sizes {
     pub(in super::super) rows: usize,
     pub(in super::super) outputs: usize,
     pub(in super::super) pages: usize,
-    /// Rows of a sequence, at most.
+    /// Rows of a sequence that has some, at least and at most.
+    pub(in super::super) shortest: usize,
     pub(in super::super) longest: usize,
 }
 
@@ -60,12 +63,13 @@ impl Sizes {
             && batch.rows <= self.rows
             && batch.outputs <= self.outputs
             && batch.pages <= self.pages
+            && batch.shortest >= self.shortest
             && batch.longest <= self.longest
     }
 
-    /// Whether no sequence has more than one row.
-    pub(super) fn is_single(&self) -> bool {
-        self.longest <= 1
+    /// How many rows a sequence has that has some.
+    pub(super) fn rows_each(&self) -> RangeInclusive<usize> {
+        self.shortest..=self.longest
     }
 }
 
@@ -157,13 +161,15 @@ mod tests {
 
     #[test]
     fn a_batch_fits_if_no_dimension_is_larger() {
-        let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3, longest: 4 };
-        assert!(shape.fits(&shape) && shape.fits(&Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0, longest: 0 }));
+        let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3, shortest: 2, longest: 4 };
+        let less = Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0, shortest: 2, longest: 2 };
+        assert!(shape.fits(&shape) && shape.fits(&less));
         for more in [
             Sizes { sequences: 3, ..shape },
             Sizes { rows: 11, ..shape },
             Sizes { outputs: 6, ..shape },
             Sizes { pages: 4, ..shape },
+            Sizes { shortest: 1, ..shape },
             Sizes { longest: 5, ..shape },
         ] {
             assert!(!shape.fits(&more), "{more:?}");

@@ -1,6 +1,6 @@
 //! One run of a model with its pools, inputs and outputs bound in place.
 
-use pagoda_custom_ops::side_channel::{with_arrivals, with_single_rows};
+use pagoda_custom_ops::side_channel::{with_arrivals, with_rows_each};
 
 use super::bound_model::{BoundModel, Placed};
 use super::graphs::Graphs;
@@ -59,7 +59,7 @@ pub(in super::super) unsafe fn run(
         made.push((output, Some(tensor)));
     }
     with_arrivals(!bound.pools_ready, || {
-        with_single_rows(sizes.is_single(), || {
+        with_rows_each(sizes.rows_each(), || {
             // SAFETY: only this run uses the buffers; the pools are by contract.
             unsafe { bound.model.run_bound(&fed, &made, cancel) }.map(|_| placed)
         })

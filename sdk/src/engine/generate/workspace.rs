@@ -126,12 +126,15 @@ impl Workspace {
     }
 
     fn sizes(&self) -> Sizes {
+        let rows_each =
+            || self.row_offsets.windows(2).map(|bounds| (bounds[1] - bounds[0]) as usize).filter(|rows| *rows > 0);
         Sizes {
             sequences: self.cached_len.len(),
             rows: self.input_ids.len(),
             outputs: self.logits_rows.len(),
             pages: self.page_ids.len(),
-            longest: self.row_offsets.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0) as usize,
+            shortest: rows_each().min().unwrap_or(0),
+            longest: rows_each().max().unwrap_or(0),
         }
     }
 

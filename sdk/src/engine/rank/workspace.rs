@@ -128,6 +128,7 @@ impl Workspace {
             outputs: self.candidate_rows.len(),
             pages: self.page_ids.len(),
             // Nothing asks.
+            shortest: 0,
             longest: self.positions.len(),
         }
     }
