@@ -3,7 +3,7 @@
 use pagoda::{ElementType, Model, Result, Tensor};
 use pagoda_kernels::parallel::{Parallel, Threads};
 
-use super::{Row, one_node, random, side_by_side};
+use super::{Report, Row, one_node, random, side_by_side};
 
 const USERS: i64 = 8;
 const HEADS: i64 = 4;
@@ -11,8 +11,7 @@ const NEW: i64 = 512;
 const PAGE: i64 = 64;
 
 /// The shapes with a goal.
-pub fn measure(threads: u32) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+pub fn measure(threads: u32, report: &Report) -> Result<()> {
     for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
         for head_size in [64, 128] {
             let append = Append::new(element, head_size, threads)?;
@@ -24,7 +23,7 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
                 Ok(())
             })?;
             let (value, baseline) = (bytes as f64 / ours * 1e-9, bytes as f64 / theirs * 1e-9);
-            rows.push(Row {
+            report.row(Row {
                 bench: "append",
                 case: format!("{} D={head_size} n={NEW} B={USERS} H={HEADS}", element.name()),
                 value,
@@ -32,10 +31,10 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
                 baseline,
                 baseline_name: "memcpy, same threads",
                 ratio: value / baseline,
-            });
+            })?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 struct Append {

@@ -5,7 +5,7 @@ use pagoda_test_support::{Attribute, Dim, Graph};
 
 use super::matmul::MatMul;
 use super::paged_attention::quantised;
-use super::{Row, options, random, side_by_side};
+use super::{Report, Row, options, random, side_by_side};
 
 const USERS: i64 = 4;
 const HEADS: i64 = 4;
@@ -30,19 +30,18 @@ const OF_FORMATS: [Shape; 5] = [
 ];
 
 /// The shapes with a goal: each type against MatMul, and the short types against f32.
-pub fn measure(threads: u32) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, report: &Report) -> Result<()> {
     let mut matmul = MatMul::new(threads)?;
-    let mut rows = Vec::new();
     for shape in &OF_FORMATS[..2] {
         let mut f32 = Attention::new(ElementType::F32, None, *shape, threads)?;
         let (ours, theirs) = side_by_side(15, || f32.run(), || matmul.run())?;
-        rows.push(f32.row("MatMul f32 1024^3", ours, MatMul::FLOPS / theirs));
+        report.row(f32.row("MatMul f32 1024^3", ours, MatMul::FLOPS / theirs))?;
         for element in [ElementType::F16, ElementType::Bf16] {
             let mut short = Attention::new(element, None, *shape, threads)?;
             let (ours, theirs) = side_by_side(15, || short.run(), || matmul.run())?;
-            rows.push(short.row("MatMul f32 1024^3", ours, MatMul::FLOPS / theirs));
+            report.row(short.row("MatMul f32 1024^3", ours, MatMul::FLOPS / theirs))?;
             let (ours, theirs) = side_by_side(15, || short.run(), || f32.run())?;
-            rows.push(short.row("the same in f32", ours, f32.flops() / theirs));
+            report.row(short.row("the same in f32", ours, f32.flops() / theirs))?;
         }
     }
     for shape in OF_FORMATS {
@@ -50,10 +49,10 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
         for format in [KvFormat::Int8, KvFormat::Fp8, KvFormat::Int4] {
             let mut quantised = Attention::new(ElementType::F32, Some(format), shape, threads)?;
             let (ours, theirs) = side_by_side(15, || quantised.run(), || native.run())?;
-            rows.push(quantised.row("native f32 pages", ours, native.flops() / theirs));
+            report.row(quantised.row("native f32 pages", ours, native.flops() / theirs))?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// One node. With a format it appends the new rows too, in place.

@@ -9,10 +9,9 @@ use pagoda::folder::{ConvertTo, GenerateFolder, convert};
 use pagoda::{
     Cancel, ElementType, Error, GenerateRequest, Generator, GeneratorOptions, KvSize, Model, Result, Status, Tensor,
 };
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::Folder;
 
-use super::{Row, genai, generate, median, options};
+use super::{Report, Row, genai, generate, median, options};
 
 const TOKENS: u32 = 48;
 const ROUNDS: usize = 3;
@@ -21,7 +20,7 @@ const PROMPTS: [u32; 3] = [16, 1000, 2000];
 const SEQUENCES: u32 = 8;
 
 /// Everything with a goal.
-pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, path: &Path, report: &Report) -> Result<()> {
     if !GenerateFolder::is_foreign(path) {
         let message = format!(
             "{} is no folder of another exporter: name one with --model, such as target/models/smollm2-past-present or \
@@ -30,13 +29,12 @@ pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row
         );
         return Err(Error::new(Status::NotFound, message).about("--model"));
     }
-    let mut rows = against_a_loop(threads, path, progress)?;
-    rows.extend(converted(threads, path, progress)?);
-    Ok(rows)
+    against_a_loop(threads, path, report)?;
+    converted(threads, path, report)
 }
 
 /// The graph as it is, and rewritten as a generator has it otherwise, where it is recognised.
-fn against_a_loop(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
+fn against_a_loop(threads: u32, path: &Path, report: &Report) -> Result<()> {
     let all =
         || GeneratorOptions { model: options(threads), kv_size: KvSize::Bytes(1 << 30), ..GeneratorOptions::default() };
     let generator = Generator::open_folder(GenerateFolder::open(path)?, all())?;
@@ -46,9 +44,8 @@ fn against_a_loop(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<
         return Err(Error::new(Status::Unsupported, "its graph has no past tensors").about("--model"));
     };
     let plain = Loop { model: Model::open(folder.file(&folder.model), &options(threads))?, names, folder };
-    let mut rows = Vec::new();
     for prompt in PROMPTS.into_iter().filter(|prompt| prompt + TOKENS <= folder.limits.max_context) {
-        progress.doing(format!("measuring after {prompt} tokens"));
+        report.doing(format!("measuring after {prompt} tokens"));
         let (mut others, expected) = (Vec::new(), plain.decode(&ids(0, prompt))?.0);
         for (how, generator) in [("", Some(&generator)), ("rewritten, ", rewritten.as_ref())] {
             let Some(generator) = generator else { continue };
@@ -64,21 +61,21 @@ fn against_a_loop(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<
                 );
             }
             let other = median(others.clone());
-            rows.push(row(format!("{how}1 sequence after {prompt} tokens"), 1, median(own), other));
+            report.row(row(format!("{how}1 sequence after {prompt} tokens"), 1, median(own), other))?;
             let several =
                 (0..ROUNDS).map(|_| Ok(generated(generator, prompt, SEQUENCES)?.1)).collect::<Result<Vec<_>>>()?;
             let case = format!("{how}{SEQUENCES} sequences after {prompt} tokens");
-            rows.push(row(case, SEQUENCES, median(several), other));
+            report.row(row(case, SEQUENCES, median(several), other))?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// The graph with pages, where a Python has ONNX Runtime GenAI, which knows no other attention than GroupQueryAttention.
-fn converted(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
-    progress.doing("measuring ONNX Runtime GenAI");
-    let Some(other) = genai::measure(path, threads)? else { return Ok(Vec::new()) };
-    progress.doing("measuring the converted graph");
+fn converted(threads: u32, path: &Path, report: &Report) -> Result<()> {
+    report.doing("measuring ONNX Runtime GenAI");
+    let Some(other) = genai::measure(path, threads)? else { return Ok(()) };
+    report.doing("measuring the converted graph");
     let out = Folder::new();
     convert(path, out.path(), ConvertTo::Paged, &Cancel::new())?;
     let generator = generate::open(out.path(), threads, None)?;
@@ -88,7 +85,7 @@ fn converted(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>>
         let (case, ratio) = (format!("converted, {case}"), value / baseline);
         Row { bench: "decoder", case, value, unit: "tokens/s", baseline, baseline_name: "ORT GenAI", ratio }
     };
-    Ok(vec![
+    report.rows([
         against("prefill 512", prefill, other.prefill),
         against("decode after 512", decode, other.decode),
         against("8 sequences at once", eight, other.eight),

@@ -13,7 +13,7 @@ use pagoda::embedding::{EmbeddingOptions, EmbeddingTable, Embeddings, Miss, PsJs
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Folder, Random};
 
-use super::{Row, in_turns, median};
+use super::{Report, Row, in_turns, median};
 
 const ROWS: usize = 10_000_000;
 const DIM: usize = 64;
@@ -23,7 +23,7 @@ const EXPONENT: f64 = 1.05;
 const BATCHES: usize = 32;
 
 /// Everything with a goal.
-pub fn measure(threads: u32) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, report: &Report) -> Result<()> {
     let folder = Folder::new();
     write_table(folder.path())
         .map_err(|error| Error::new(Status::Io, format!("the table can not be written: {error}")))?;
@@ -44,16 +44,15 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
     let batches: Vec<Vec<i64>> = (0..BATCHES).map(|_| zipf.batch(&mut random)).collect();
     // Builds the table file.
     drop(Embeddings::open(&config(1.0, "")?)?);
-    let mut rows = vec![cold_start(&config(1.0, r#", "read_only": true"#)?, &batches[0])?];
+    report.row(cold_start(&config(1.0, r#", "read_only": true"#)?, &batches[0])?)?;
     let embeddings = Embeddings::open(&config(0.0, r#", "read_only": true"#)?)?;
     let table = embeddings.table("table")?;
     // Until the cache holds the most frequent keys.
     for batch in batches.iter().chain(&batches) {
         look(&table, batch, &mut Room::new(), Miss::Wait)?;
     }
-    rows.extend(all_hit(&table, &batches, threads)?);
-    rows.extend(mixed(&table, &zipf)?);
-    Ok(rows)
+    report.rows(all_hit(&table, &batches, threads)?)?;
+    report.rows(mixed(&table, &zipf)?)
 }
 
 /// NumPy's format, a row after the other; the number of a row is its key.

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{EngineStore, GeneratorStats, Prompt};
 use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Result};
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
 
-use super::{Row, find_language_model, llama_cpp, median, memory, options};
+use super::{Report, Row, find_language_model, llama_cpp, median, memory, options};
 
 /// Tokens per second on two cores, written down: ONNX Runtime GenAI in int4.
 const GENAI: &str = "ORT GenAI int4, noted";
@@ -27,32 +26,30 @@ const LONG: usize = 8000;
 const ROUNDS: usize = 5;
 
 /// Everything with a goal.
-pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
-    let mut rows = Vec::new();
-    progress.doing("measuring generate: llama.cpp");
+    report.doing("measuring generate: llama.cpp");
     let (name, llama) = llama_cpp::measure(folder, threads)?;
-    progress.doing("measuring generate: opening");
+    report.doing("measuring generate: opening");
     let begun = Instant::now();
     let generator = open(folder, threads, None)?;
-    rows.push(row("open", begun.elapsed().as_secs_f64(), "s", "goal", 1.0, 1.0 / begun.elapsed().as_secs_f64()));
-    progress.doing("measuring generate: prefill and decode");
+    report.row(row("open", begun.elapsed().as_secs_f64(), "s", "goal", 1.0, 1.0 / begun.elapsed().as_secs_f64()))?;
+    report.doing("measuring generate: prefill and decode");
     let ((prefill, decode), memory) = with_memory(&generator, || one_sequence(&generator))?;
     let against = |case, value, baseline| row(case, value, "tokens/s", name, baseline, value / baseline);
-    rows.push(against("prefill 512", prefill, llama.prefill));
-    rows.push(against("decode after 512", decode, llama.decode));
-    rows.push(row("decode after 512", decode, "tokens/s", GENAI, GENAI_DECODE, decode / GENAI_DECODE));
-    progress.doing(format!("measuring generate: {SEQUENCES} sequences"));
+    report.row(against("prefill 512", prefill, llama.prefill))?;
+    report.row(against("decode after 512", decode, llama.decode))?;
+    report.row(row("decode after 512", decode, "tokens/s", GENAI, GENAI_DECODE, decode / GENAI_DECODE))?;
+    report.doing(format!("measuring generate: {SEQUENCES} sequences"));
     let (eight, own) = eight_sequences(&generator)?;
-    rows.push(against("8 sequences at once", eight, llama.eight));
-    rows.push(row("engine time, step of 8 sequences", own, "us", "goal", OWN_TIME, OWN_TIME / own));
-    rows.extend(memory);
-    progress.doing("measuring generate: tokens while a long prompt comes in");
-    rows.push(stalls(&generator)?);
+    report.row(against("8 sequences at once", eight, llama.eight))?;
+    report.row(row("engine time, step of 8 sequences", own, "us", "goal", OWN_TIME, OWN_TIME / own))?;
+    report.rows(memory)?;
+    report.doing("measuring generate: tokens while a long prompt comes in");
+    report.row(stalls(&generator)?)?;
     drop(generator);
-    progress.doing("measuring generate: turns of a conversation");
-    rows.extend(turns(folder, threads)?);
-    Ok(rows)
+    report.doing("measuring generate: turns of a conversation");
+    report.rows(turns(folder, threads)?)
 }
 
 fn row(case: &str, value: f64, unit: &'static str, baseline_name: &'static str, baseline: f64, ratio: f64) -> Row {

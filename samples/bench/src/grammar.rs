@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{Driver, Grammar, GrammarCompiler};
 use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, Result};
-use pagoda_cli::progress::Progress;
 
-use super::{Row, find_language_model, median, options};
+use super::{Report, Row, find_language_model, median, options};
 
 /// Goals, in microseconds: of the median, and of the 99th percentile.
 const MEDIAN: f64 = 50.0;
@@ -41,14 +40,13 @@ const SCHEMAS: [(&str, &str); 3] = [
 ];
 
 /// Everything with a goal.
-pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
-    progress.doing("measuring grammar: masks");
+    report.doing("measuring grammar: masks");
     let generator = open(threads, folder)?;
-    let mut rows = masks(&generator)?;
-    progress.doing("measuring grammar: decode");
-    rows.push(decode(&generator)?);
-    Ok(rows)
+    report.rows(masks(&generator)?)?;
+    report.doing("measuring grammar: decode");
+    report.row(decode(&generator)?)
 }
 
 fn open(threads: u32, folder: &Path) -> Result<Generator> {

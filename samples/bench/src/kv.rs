@@ -8,7 +8,7 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{ElementType, KvCache, KvOptions, KvSize, Result, StoreOptions};
 use pagoda_test_support::Folder;
 
-use super::{Row, median};
+use super::{Report, Row, median};
 use crate::memory;
 
 const USERS: u64 = 8;
@@ -19,7 +19,7 @@ const ROUNDS: usize = 200;
 const PACE: Duration = Duration::from_millis(200);
 
 /// Everything with a goal.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let case = |name: &str| format!("{name}, B={USERS} of {TOKENS} tokens, page {PAGE}");
     let against_goal = |name: &str, took: f64, goal: f64| Row {
         bench: "kv",
@@ -30,19 +30,16 @@ pub fn measure() -> Result<Vec<Row>> {
         baseline_name: "goal",
         ratio: goal / (took * 1e6),
     };
-    let mut rows = vec![
-        against_goal("prepare", new_users()?, 50.0),
-        against_goal("prepare cached", cached_users()?, 50.0),
-        against_goal("prepare evicting", evicting(None)?, 200.0),
-    ];
+    report.row(against_goal("prepare", new_users()?, 50.0))?;
+    report.row(against_goal("prepare cached", cached_users()?, 50.0))?;
+    report.row(against_goal("prepare evicting", evicting(None)?, 200.0))?;
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default())?);
-    rows.push(against_goal("prepare evicting, stored", evicting(Some(&store))?, 200.0));
+    report.row(against_goal("prepare evicting, stored", evicting(Some(&store))?, 200.0))?;
     let paced = format!("prepare evicting, stored ahead, every {} ms", PACE.as_millis());
-    rows.push(against_goal(&paced, stored_ahead(&store)?, 200.0));
-    rows.push(copying_out(&store, case("prepare evicting, to store"))?);
-    rows.push(memory_per_token()?);
-    Ok(rows)
+    report.row(against_goal(&paced, stored_ahead(&store)?, 200.0))?;
+    report.row(copying_out(&store, case("prepare evicting, to store"))?)?;
+    report.row(memory_per_token()?)
 }
 
 fn options(users: u32, layers: u32) -> KvOptions {

@@ -19,6 +19,7 @@ mod policies;
 mod random;
 mod rank;
 mod raw;
+mod report;
 mod serve;
 mod speculation;
 mod store;
@@ -31,8 +32,8 @@ use clap::{Parser, ValueEnum};
 use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Status, Tensor};
 use pagoda_cli::bench::{Arguments, Backend, LANGUAGE_MODEL, LARGE_LANGUAGE_MODEL, Name};
 use pagoda_cli::output;
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Attribute, Dim, Graph};
+use report::{Report, Row};
 
 /// Runs a benchmark: each row is a figure, the baseline of the same run, and the ratio (how many times as good).
 #[derive(Parser)]
@@ -53,41 +54,37 @@ fn run(arguments: &Arguments) -> Result<()> {
         threads => threads,
     };
     let name = arguments.name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let progress = Progress::spinner(format!("measuring {name}"));
-    let rows = match (arguments.name, arguments.backend) {
-        (Name::Attention, Backend::Cuda) => cuda::attention()?,
-        (Name::Append, Backend::Cuda) => cuda::append()?,
-        (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention()?,
-        (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
-        (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
-        (Name::Generate, Backend::Cuda) => cuda::generate(&arguments.model(), &progress)?,
+    let report = Report::new(arguments.json, arguments.backend, format!("measuring {name}"));
+    match (arguments.name, arguments.backend) {
+        (Name::Attention, Backend::Cuda) => cuda::attention(&report),
+        (Name::Append, Backend::Cuda) => cuda::append(&report),
+        (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention(&report),
+        (Name::Embedding, Backend::Cuda) => cuda::embedding(&report),
+        (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &report),
+        (Name::Generate, Backend::Cuda) => cuda::generate(&arguments.model(), &report),
         (Name::Speculation, backend) => {
-            speculation::measure(threads, backend == Backend::Cuda, &arguments.model(), &progress)?
+            speculation::measure(threads, backend == Backend::Cuda, &arguments.model(), &report)
         }
-        (Name::Policies, Backend::Cuda) => policies::measure_on_gpu(&arguments.model(), &progress)?,
-        (_, Backend::Cuda) => {
-            return Err(Error::invalid(
-                "backend",
-                "cuda has the benchmarks attention, append, paged-attention, embedding, rank, generate, policies and speculation; \
-                 use --backend cpu",
-            ));
-        }
-        (Name::Attention, Backend::Cpu) => attention::measure(threads)?,
-        (Name::Append, Backend::Cpu) => append::measure(threads)?,
-        (Name::PagedAttention, Backend::Cpu) => paged_attention::measure(threads)?,
-        (Name::Overhead, Backend::Cpu) => overhead::measure()?,
-        (Name::Kv, Backend::Cpu) => kv::measure()?,
-        (Name::Embedding, Backend::Cpu) => embedding::measure(threads)?,
-        (Name::Store, Backend::Cpu) => store::measure()?,
-        (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &progress)?,
-        (Name::Policies, Backend::Cpu) => policies::measure(threads, &arguments.model(), &progress)?,
-        (Name::Grammar, Backend::Cpu) => grammar::measure(threads, &arguments.model(), &progress)?,
-        (Name::Decoder, Backend::Cpu) => decoder::measure(threads, &arguments.model(), &progress)?,
-        (Name::Serve, Backend::Cpu) => serve::measure(threads, &progress)?,
-        (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &progress)?,
-    };
-    drop(progress);
-    rows.iter().try_for_each(|row| output::line(if arguments.json { row.json(arguments.backend) } else { row.text() }))
+        (Name::Policies, Backend::Cuda) => policies::measure_on_gpu(&arguments.model(), &report),
+        (_, Backend::Cuda) => Err(Error::invalid(
+            "backend",
+            "cuda has the benchmarks attention, append, paged-attention, embedding, rank, generate, policies and speculation; \
+             use --backend cpu",
+        )),
+        (Name::Attention, Backend::Cpu) => attention::measure(threads, &report),
+        (Name::Append, Backend::Cpu) => append::measure(threads, &report),
+        (Name::PagedAttention, Backend::Cpu) => paged_attention::measure(threads, &report),
+        (Name::Overhead, Backend::Cpu) => overhead::measure(&report),
+        (Name::Kv, Backend::Cpu) => kv::measure(&report),
+        (Name::Embedding, Backend::Cpu) => embedding::measure(threads, &report),
+        (Name::Store, Backend::Cpu) => store::measure(&report),
+        (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &report),
+        (Name::Policies, Backend::Cpu) => policies::measure(threads, &arguments.model(), &report),
+        (Name::Grammar, Backend::Cpu) => grammar::measure(threads, &arguments.model(), &report),
+        (Name::Decoder, Backend::Cpu) => decoder::measure(threads, &arguments.model(), &report),
+        (Name::Serve, Backend::Cpu) => serve::measure(threads, &report),
+        (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &report),
+    }
 }
 
 /// How both sides of a comparison run: on the same number of threads, which sleep while the other side runs.
@@ -111,35 +108,6 @@ fn one_node(
     });
     let graph = graph.node(operator, &names, &[output], attributes).output(output, element as i32, &fixed(dims));
     Model::open_memory(&graph.to_bytes(), &options(threads))
-}
-
-/// One figure and its baseline.
-struct Row {
-    bench: &'static str,
-    case: String,
-    value: f64,
-    unit: &'static str,
-    baseline: f64,
-    baseline_name: &'static str,
-    /// How many times as good as the baseline.
-    ratio: f64,
-}
-
-impl Row {
-    fn json(&self, backend: Backend) -> String {
-        let backend = if backend == Backend::Cuda { "cuda" } else { "cpu" };
-        format!(
-            r#"{{"bench":"{}","case":"{}","value":{:.4},"unit":"{}","baseline":{:.4},"baseline_name":"{}","ratio":{:.3},"backend":"{backend}"}}"#,
-            self.bench, self.case, self.value, self.unit, self.baseline, self.baseline_name, self.ratio
-        )
-    }
-
-    fn text(&self) -> String {
-        format!(
-            "{:<15} {:<44} {:>9.3} {:<8} {:<24} {:>9.3}   x{:.2}",
-            self.bench, self.case, self.value, self.unit, self.baseline_name, self.baseline, self.ratio
-        )
-    }
 }
 
 /// Times `measured` and `baseline` alternately, so that both see the same load of the machine. Returns the median of

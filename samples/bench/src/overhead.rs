@@ -12,13 +12,13 @@ use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Dim, F32, Graph};
 
 use super::raw::RawSession;
-use super::{Row, side_by_side};
+use super::{Report, Row, side_by_side};
 
 /// The runs of a measurement: one run is shorter than the resolution of the clock.
 const BATCH: usize = 100;
 
 /// One node, outputs bound.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let dims = || [Dim::Is(1), Dim::Is(8)];
     let graph = Graph::new().input("x", F32, &dims()).output("y", F32, &dims()).node("Relu", &["x"], &["y"], &[]);
     let bytes = graph.to_bytes();
@@ -35,7 +35,7 @@ pub fn measure() -> Result<Vec<Row>> {
         baseline_name: "ONNX Runtime's Run",
         ratio,
     };
-    Ok(vec![
+    report.rows([
         row("run, one node, bound output", value, baseline / value),
         row("the same, what Pagoda adds", value - baseline, baseline / value),
     ])

@@ -7,7 +7,7 @@ use pagoda_kernels::parallel::{Parallel, Threads};
 use pagoda_test_support::{Attribute, Dim, Graph, Random};
 
 use super::matmul::MatMul;
-use super::{Row, options, random, side_by_side};
+use super::{Report, Row, options, random, side_by_side};
 
 const PAGE: i64 = 32;
 const CACHED: i64 = 4096;
@@ -37,28 +37,27 @@ const KINDS: [(ElementType, KvFormat, &str); 6] = [
 ];
 
 /// The shapes with a goal.
-pub fn measure(threads: u32) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, report: &Report) -> Result<()> {
     let mut matmul = MatMul::new(threads)?;
     let pool = Threads::new(threads as usize);
-    let mut rows = Vec::new();
     for heads in [LARGE, SMALL] {
         let f32 = Attention::new(KINDS[0], heads, CACHED, 1, threads)?;
         let (ours, theirs) = side_by_side(15, || f32.run(), || f32.sum(&pool, threads as usize))?;
         let (value, baseline) = (f32.bytes_read() / ours * 1e-9, f32.pool_bytes()? / theirs * 1e-9);
-        rows.push(f32.row("GB/s", value, "sum, same threads", baseline, value / baseline));
+        report.row(f32.row("GB/s", value, "sum, same threads", baseline, value / baseline))?;
         for kind in &KINDS[1..] {
             let short = Attention::new(*kind, heads, CACHED, 1, threads)?;
             let (ours, theirs) = side_by_side(15, || short.run(), || f32.run())?;
-            rows.push(short.row("ms", ours * 1e3, "the same in f32", theirs * 1e3, theirs / ours));
+            report.row(short.row("ms", ours * 1e3, "the same in f32", theirs * 1e3, theirs / ours))?;
         }
         for kind in KINDS {
             let prefill = Attention::new(kind, heads, 0, PROMPT, threads)?;
             let (ours, theirs) = side_by_side(9, || prefill.run(), || matmul.run())?;
             let (value, baseline) = (prefill.flops() / ours * 1e-9, MatMul::FLOPS / theirs * 1e-9);
-            rows.push(prefill.row("GFLOP/s", value, "MatMul f32 1024^3", baseline, value / baseline));
+            report.row(prefill.row("GFLOP/s", value, "MatMul f32 1024^3", baseline, value / baseline))?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// One sequence of `cached` and `new` tokens, the pool in place.

@@ -7,10 +7,9 @@ use pagoda::engine::{Driver, Event, KvPolicy, Prompt, TokenStream};
 use pagoda::folder::GenerateFolder;
 use pagoda::kv::policy::{LayerSlots, PolicyOptions, Ranking, SlotPlan, SlotValues, named};
 use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions, Provider, Result};
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
-use super::{Row, find_language_model, median, memory, options, side_by_side};
+use super::{Report, Row, find_language_model, median, memory, options, side_by_side};
 
 /// A model of 8 billion weights has so many layers and kv heads.
 const LAYERS: usize = 32;
@@ -28,41 +27,47 @@ const ROUNDS: usize = 12;
 const LONGEST: u64 = 32_000;
 
 /// Everything with a goal.
-pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
-    let mut rows = Vec::new();
     for name in ["lastrec", "h2o", "qh2o-vlen"] {
-        progress.doing(format!("measuring policies: the decisions of {name}"));
-        rows.push(decisions(name)?);
+        report.doing(format!("measuring policies: the decisions of {name}"));
+        report.row(decisions(name)?)?;
     }
     for (name, kv_format) in [("lastrec", None), ("h2o", None), ("h2o", Some(KvFormat::Int8))] {
-        progress.doing(format!("measuring policies: decode with {name}"));
-        rows.push(decode(threads, folder, name, kv_format)?);
+        report.doing(format!("measuring policies: decode with {name}"));
+        report.row(decode(threads, folder, name, kv_format)?)?;
     }
-    rows.extend(long_answer(threads, folder, progress)?);
-    Ok(rows)
+    long_answer(threads, folder, report)
 }
 
 /// Decode on the first GPU, of one sequence and of a batch.
-pub fn measure_on_gpu(folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure_on_gpu(folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
-    let mut rows = Vec::new();
     for (kv_format, names) in [(None, &["lastrec", "h2o"][..]), (Some(KvFormat::Int8), &["h2o"])] {
-        progress.doing("measuring policies: decode with all tokens cached");
-        let baselines = speeds(folder, kv_format, None)?;
+        report.doing("measuring policies: decode with all tokens cached");
+        let mut baselines = Vec::new();
+        speeds(folder, kv_format, None, |_, speed| {
+            baselines.push(speed);
+            Ok(())
+        })?;
         for name in names {
-            progress.doing(format!("measuring policies: decode with {name}"));
-            let values = speeds(folder, kv_format, Some(KvPolicy::new(*name, SLOTS as u32)))?;
-            for (sequences, (value, baseline)) in BATCHES.into_iter().zip(values.into_iter().zip(baselines)) {
-                rows.push(decode_row(name, kv_format, sequences, value, baseline));
-            }
+            report.doing(format!("measuring policies: decode with {name}"));
+            let mut of_all = baselines.iter();
+            speeds(folder, kv_format, Some(KvPolicy::new(*name, SLOTS as u32)), |sequences, speed| {
+                of_all.next().map_or(Ok(()), |all| report.row(decode_row(name, kv_format, sequences, speed, *all)))
+            })?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
-/// Tokens per second on the first GPU, for each of [`BATCHES`].
-fn speeds(folder: &Path, kv_format: Option<KvFormat>, kv_policy: Option<KvPolicy>) -> Result<[f64; 2]> {
+/// Tokens per second on the first GPU, for each of [`BATCHES`] as soon as it is known.
+fn speeds(
+    folder: &Path,
+    kv_format: Option<KvFormat>,
+    kv_policy: Option<KvPolicy>,
+    mut each: impl FnMut(usize, f64) -> Result<()>,
+) -> Result<()> {
     let model = ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() };
     let prompt = if kv_policy.is_some() { SLOTS + 64 } else { SLOTS - STEPS * ROUNDS / 2 };
     let (driver, kv_size) = (Driver::Caller, KvSize::Bytes(4 << 30));
@@ -71,15 +76,14 @@ fn speeds(folder: &Path, kv_format: Option<KvFormat>, kv_policy: Option<KvPolicy
         GeneratorOptions { max_batch: 16, share_prefixes: false, max_stretch: 0.0, ..GeneratorOptions::default() };
     let generator =
         Generator::open(folder, GeneratorOptions { model, kv_size, kv_format, kv_policy, driver, ..options })?;
-    let mut speeds = [0.0; 2];
-    for (speed, sequences) in speeds.iter_mut().zip(BATCHES) {
+    for sequences in BATCHES {
         let streams = start(&generator, prompt, sequences)?;
         let times = (0..ROUNDS).map(|_| steps(&generator)).collect::<Result<Vec<_>>>()?;
-        *speed = sequences as f64 / median(times);
+        each(sequences, sequences as f64 / median(times))?;
         drop(streams);
         while generator.step()? {}
     }
-    Ok(speeds)
+    Ok(())
 }
 
 /// The decisions of a step that decodes one token, in all layers: the plan, the graph's inputs, and the scores. Against a copy of
@@ -169,14 +173,14 @@ fn decode_row(name: &str, kv_format: Option<KvFormat>, sequences: usize, value: 
 /// An answer far longer than its slots, as long as the model's context allows: tokens per second of its last thousand tokens
 /// against those of its third thousand, and the memory that a token between them took against that of its keys and values. Nothing
 /// where the context has no room for the thousands that are compared.
-fn long_answer(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+fn long_answer(threads: u32, folder: &Path, report: &Report) -> Result<()> {
     const SLOTS: u32 = 1024;
     const THOUSAND: u64 = 1000;
     let found = GenerateFolder::open(folder)?;
     let prompt = 16;
     let tokens = LONGEST.min(u64::from(found.limits.max_context).saturating_sub(prompt)) / THOUSAND * THOUSAND;
     if tokens < 5 * THOUSAND {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let kv_policy = Some(KvPolicy { grace_period: SLOTS / 2, ..KvPolicy::new("h2o", SLOTS) });
     let (model, driver) = (options(threads), Driver::Caller);
@@ -189,7 +193,7 @@ fn long_answer(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
         ..GenerateRequest::new(Prompt::Tokens((1000..1000 + prompt as u32).collect()))
     })?;
     let mut thousand = |number: u64| -> Result<Duration> {
-        progress.doing(format!("measuring policies: a long answer, {} of {tokens} tokens", number * THOUSAND));
+        report.doing(format!("measuring policies: a long answer, {} of {tokens} tokens", number * THOUSAND));
         let begun = Instant::now();
         for _ in 0..THOUSAND {
             generator.step()?;
@@ -206,7 +210,7 @@ fn long_answer(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
     let late = thousand(tokens / THOUSAND - 1)?.as_secs_f64();
     let case = |what: &str| format!("{what} of {tokens} tokens, h2o, L={SLOTS}");
     let of_token = taken as f64 / (tokens - 4 * THOUSAND) as f64;
-    Ok(vec![
+    report.rows([
         Row {
             bench: "policies",
             case: case("the last thousand"),

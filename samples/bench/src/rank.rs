@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 use pagoda::engine::{Columns, Events};
 use pagoda::{Engine, EngineOptions, Error, KvFormat, KvSize, ModelFolder, RankRequest, RankResponse, Result, Status};
 use pagoda_cli::bench::MODEL;
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
-use super::{Row, median, options, side_by_side};
+use super::{Report, Row, median, options, side_by_side};
 
 const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;
@@ -25,19 +24,19 @@ const DELAY: Duration = Duration::from_millis(2);
 const GOAL: f64 = 30.0;
 
 /// Everything with a goal.
-pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, folder: &Path, report: &Report) -> Result<()> {
     check(folder)?;
-    progress.doing("measuring rank: cached against recompute");
-    let cached = cached_against_recompute(folder, threads)?;
-    progress.doing(format!("measuring rank: {CALLERS} callers against one"));
-    let callers = callers_against_one(folder, threads)?;
-    progress.doing("measuring rank: engine overhead");
-    let mut rows = vec![cached, callers, overhead(folder, threads)?];
+    report.doing("measuring rank: cached against recompute");
+    report.row(cached_against_recompute(folder, threads)?)?;
+    report.doing(format!("measuring rank: {CALLERS} callers against one"));
+    report.row(callers_against_one(folder, threads)?)?;
+    report.doing("measuring rank: engine overhead");
+    report.row(overhead(folder, threads)?)?;
     for format in [KvFormat::Int8, KvFormat::Fp8] {
-        progress.doing(format!("measuring rank: {} pages against native ones", name(format)));
-        rows.extend(against_native(folder, threads, format)?);
+        report.doing(format!("measuring rank: {} pages against native ones", name(format)));
+        against_native(folder, threads, format, report)?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Checks that the model is the one of the cases.
@@ -151,12 +150,11 @@ fn name(format: KvFormat) -> &'static str {
 
 /// Quantised pages, compared with native ones: one new event after 2,048 cached ones, with few candidates and with many, and
 /// such a history in full.
-fn against_native(folder: &Path, threads: u32, format: KvFormat) -> Result<Vec<Row>> {
+fn against_native(folder: &Path, threads: u32, format: KvFormat, report: &Report) -> Result<()> {
     const EVENTS: usize = 2048;
     let opened = |kv_format, kv_size| {
         Engine::open(folder, EngineOptions { model: options(threads), kv_size, kv_format, ..EngineOptions::default() })
     };
-    let mut rows = Vec::new();
     for (cached, candidates) in [(true, 8), (true, 256), (false, 64)] {
         let kv_size = cached.then_some(KvSize::Bytes(256 << 20));
         let (quantised, native) = (opened(Some(format), kv_size)?, opened(None, kv_size)?);
@@ -177,7 +175,7 @@ fn against_native(folder: &Path, threads: u32, format: KvFormat) -> Result<Vec<R
             side_by_side(rounds, || ask(&quantised, &mut user, &mut ours), || ask(&native, &mut other, &mut theirs))?;
         ours.iter().zip(&theirs).try_for_each(|(ours, theirs)| alike(ours, theirs, 5e-2))?;
         let history = if cached { format!("{EVENTS}+1") } else { format!("0+{EVENTS}") };
-        rows.push(Row {
+        report.row(Row {
             bench: "rank",
             case: format!("{} pages, {history}+{candidates}", name(format)),
             value: value * 1e3,
@@ -185,9 +183,9 @@ fn against_native(folder: &Path, threads: u32, format: KvFormat) -> Result<Vec<R
             baseline: baseline * 1e3,
             baseline_name: "native pages",
             ratio: baseline / value,
-        });
+        })?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// All callers at once, each with a new event and candidates after 512 cached events, compared with one caller after

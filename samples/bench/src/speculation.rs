@@ -4,9 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result, Status};
-use pagoda_cli::progress::Progress;
 
-use super::{Row, find_language_model, median, options};
+use super::{Report, Row, find_language_model, median, options};
 
 const TOKENS: u32 = 128;
 const ROUNDS: usize = 3;
@@ -41,24 +40,24 @@ const PAIR_RATE: f64 = 205.0 / 256.0;
 const PAIR_TOKENS: u32 = 512;
 
 /// Everything with a goal.
-pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, on_gpu: bool, folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
     PAIR.into_iter().try_for_each(find_of_pair)?;
-    progress.doing("measuring speculation");
+    report.doing("measuring speculation");
     let model = if on_gpu { ModelOptions { provider: Provider::Cuda, ..options(threads) } } else { options(threads) };
     let kv_size = KvSize::Bytes(1 << 29);
     let generator =
         Generator::open(folder, GeneratorOptions { model: model.clone(), kv_size, ..GeneratorOptions::default() })?;
-    let edits = EDITS.map(|(what, copy)| (format!("a text again but for {what}"), format!("{TEXT}\n\n{copy}")));
-    let free = FREE.map(|beginning| ("free text".to_owned(), beginning.to_owned()));
-    let edits = edits.iter().map(|(case, prompt)| compare(&generator, on_gpu, case, prompt, false));
+    for (what, copy) in EDITS {
+        let (case, prompt) = (format!("a text again but for {what}"), format!("{TEXT}\n\n{copy}"));
+        report.row(compare(&generator, on_gpu, &case, &prompt, false)?)?;
+    }
     // Drawn: the likeliest tokens of a small model soon repeat themselves.
-    let mut rows: Vec<_> = edits
-        .chain(free.iter().map(|(case, prompt)| compare(&generator, on_gpu, case, prompt, true)))
-        .collect::<Result<_>>()?;
+    for beginning in FREE {
+        report.row(compare(&generator, on_gpu, "free text", beginning, true)?)?;
+    }
     drop(generator);
-    rows.push(pair(&model)?);
-    Ok(rows)
+    report.row(pair(&model)?)
 }
 
 fn find_of_pair(folder: &str) -> Result<()> {

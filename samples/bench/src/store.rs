@@ -8,7 +8,7 @@ use pagoda::store::{DiskStore, Key, Owner, Record, Room, Space, Store, Ticket};
 use pagoda::{Durability, Error, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
-use super::{Row, median, side_by_side};
+use super::{Report, Row, median, side_by_side};
 
 const RECORD: usize = 2 << 20;
 const LAYERS: u32 = 8;
@@ -19,10 +19,10 @@ const MANY: u64 = 100_000;
 const SMALL: usize = 4096;
 
 /// Everything with a goal.
-pub fn measure() -> Result<Vec<Row>> {
-    let mut rows = vec![read_warm()?, append_power()?];
-    rows.extend(open_many()?);
-    Ok(rows)
+pub fn measure(report: &Report) -> Result<()> {
+    report.row(read_warm()?)?;
+    report.row(append_power()?)?;
+    report.rows(open_many()?)
 }
 
 fn record(owner: u64, bytes: usize, layers: u32) -> Record {

@@ -4,7 +4,7 @@ use pagoda::Result;
 use pagoda_kernels::cuda::{Append, Cache, Rows, Type};
 
 use super::{Bench, ceiling, failed, offsets, scattered};
-use crate::Row;
+use crate::{Report, Row};
 
 const USERS: usize = 8;
 const HEADS: usize = 4;
@@ -12,10 +12,10 @@ const NEW: usize = 4096;
 const PAGE: usize = 64;
 
 /// The shape with a goal, and a smaller head.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let bench = Bench::open()?;
     let copy = ceiling::copy(&bench)?;
-    [64, 128].into_iter().map(|head_size| row(&bench, head_size, copy)).collect()
+    [64, 128].into_iter().try_for_each(|head_size| report.row(row(&bench, head_size, copy)?))
 }
 
 fn row(bench: &Bench, head_size: usize, copy: f64) -> Result<Row> {

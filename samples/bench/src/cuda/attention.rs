@@ -6,7 +6,7 @@ use pagoda_kernels::KvFormat;
 use pagoda_kernels::cuda::{Attention, Cache, Path, QuantisedPages, Rows, Scratch, Type};
 
 use super::{Bench, ROTATE, ceiling, failed, offsets, scattered};
-use crate::Row;
+use crate::{Report, Row};
 
 const HEADS: usize = 4;
 const PAGE: usize = 64;
@@ -52,10 +52,9 @@ const OF_FORMATS: [Shape; 5] = [
 ];
 
 /// The shapes with a goal, by the fastest kernel and by the one for every chip since sm_80.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let bench = Bench::open()?;
     let product = ceiling::matmul(&bench)?;
-    let mut rows = Vec::new();
     for shape in &SHAPES {
         let inputs = Inputs::new(&bench, shape)?;
         for path in bench.gpu.paths(&inputs.calls[0]).into_iter().rev() {
@@ -80,17 +79,17 @@ pub fn measure() -> Result<Vec<Row>> {
                 }
                 .map_err(failed)
             })?;
-            rows.push(shape.row(path, seconds, product));
+            report.row(shape.row(path, seconds, product))?;
         }
     }
     for shape in &OF_FORMATS {
-        rows.extend(against_native(&bench, shape)?);
+        against_native(&bench, shape, report)?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Quantised pages against native ones, of calls that append: what is opened, and the attention over it.
-fn against_native(bench: &Bench, shape: &Shape) -> Result<Vec<Row>> {
+fn against_native(bench: &Bench, shape: &Shape, report: &Report) -> Result<()> {
     let mut inputs = Inputs::new(bench, shape)?;
     inputs.calls.iter_mut().for_each(|call| call.append = true);
     let calls = &inputs.calls;
@@ -104,7 +103,6 @@ fn against_native(bench: &Bench, shape: &Shape) -> Result<Vec<Row>> {
         // SAFETY: every tensor is as long as the shape says, and lives until the measurement has ended.
         unsafe { bench.gpu.attention_in(&calls[run % calls.len()], rest, bench.stream.cu_stream()) }.map_err(failed)
     })?;
-    let mut rows = Vec::new();
     for (format, name) in [(KvFormat::Int8, "int8"), (KvFormat::Fp8, "fp8"), (KvFormat::Int4, "int4")] {
         let cache = calls[0].cache.expect("of every call");
         let blocks = cache.pool_pages * 2 * PAGE * HEADS;
@@ -125,7 +123,7 @@ fn against_native(bench: &Bench, shape: &Shape) -> Result<Vec<Row>> {
             }
         })?;
         let Shape { users, head_size, cached, new, candidates, .. } = shape;
-        rows.push(Row {
+        report.row(Row {
             bench: "attention",
             case: format!("{name} pages D={head_size} C={cached} n={new} t={candidates} B={users} H={HEADS}"),
             value: seconds * 1e3,
@@ -133,9 +131,9 @@ fn against_native(bench: &Bench, shape: &Shape) -> Result<Vec<Row>> {
             baseline: native * 1e3,
             baseline_name: "native bf16 pages",
             ratio: native / seconds,
-        });
+        })?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 impl Shape {

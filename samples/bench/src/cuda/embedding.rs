@@ -8,7 +8,7 @@ use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, 
 use pagoda_test_support::Random;
 
 use super::{Bench, ceiling, failed};
-use crate::Row;
+use crate::{Report, Row};
 
 const DIM: usize = 128;
 const ROWS: usize = 2_000_000;
@@ -22,13 +22,16 @@ const IN_SLOT: usize = 8;
 const BATCHES: usize = 4;
 
 /// The numbers of keys with a goal.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let bench = Bench::open()?;
     let copy = ceiling::copy(&bench)?;
     let table = Resident::new(&bench)?;
-    let rows = [65_536, 262_144, 1_048_576]
-        .map(|count| [table.lookup(count, copy), table.insert(count, copy), table.pool(count, copy)]);
-    rows.into_iter().flatten().collect()
+    for count in [65_536, 262_144, 1_048_576] {
+        report.row(table.lookup(count, copy)?)?;
+        report.row(table.insert(count, copy)?)?;
+        report.row(table.pool(count, copy)?)?;
+    }
+    Ok(())
 }
 
 /// A table on the device that holds `ROWS` rows, nearly.

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{Driver, Prompt, TokenStream};
 use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
-use super::super::{Row, find_language_model, median};
+use super::super::{Report, Row, find_language_model, median};
 
 /// A Llama of 8B in bf16 by PyTorch 2.11, compiled, in a CUDA graph, with a contiguous cache, on an H200: milliseconds.
 const PYTORCH: &str = "PyTorch on 8B, noted";
@@ -34,27 +33,26 @@ struct Bench {
 }
 
 /// Everything with a goal.
-pub fn measure(folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(folder: &Path, report: &Report) -> Result<()> {
     find_language_model(folder)?;
-    progress.doing("measuring generate: opening");
+    report.doing("measuring generate: opening");
     let mut bench = Bench::open(folder)?;
-    let mut rows = Vec::new();
     for (tokens, pytorch) in PREFILL {
-        progress.doing(format!("measuring generate: prefill {tokens}"));
+        report.doing(format!("measuring generate: prefill {tokens}"));
         let time = bench.prefill(tokens)?;
-        rows.push(row(format!("prefill {tokens}"), time, PYTORCH, pytorch));
+        report.row(row(format!("prefill {tokens}"), time, PYTORCH, pytorch))?;
     }
     for (sequences, tokens, pytorch) in DECODE {
-        progress.doing(format!("measuring generate: decode {sequences} after {tokens}"));
+        report.doing(format!("measuring generate: decode {sequences} after {tokens}"));
         let (time, own) = bench.decode(sequences, tokens)?;
-        rows.push(row(format!("decode {sequences} after {tokens}"), time, PYTORCH, pytorch));
-        rows.push(Row { unit: "us", ..row(format!("engine time, step of {sequences}"), own * 1e3, "goal", OWN_TIME) });
+        report.row(row(format!("decode {sequences} after {tokens}"), time, PYTORCH, pytorch))?;
+        let own = row(format!("engine time, step of {sequences}"), own * 1e3, "goal", OWN_TIME);
+        report.row(Row { unit: "us", ..own })?;
     }
-    progress.doing("measuring generate: a prompt beside sequences that decode");
-    rows.push(bench.mixed()?);
-    progress.doing("measuring generate: many requests");
-    rows.push(bench.many()?);
-    Ok(rows)
+    report.doing("measuring generate: a prompt beside sequences that decode");
+    report.row(bench.mixed()?)?;
+    report.doing("measuring generate: many requests");
+    report.row(bench.many()?)
 }
 
 fn row(case: String, value: f64, baseline_name: &'static str, baseline: f64) -> Row {

@@ -7,7 +7,7 @@ use pagoda_kernels::KvFormat;
 use pagoda_kernels::cuda::{PagedAttention, PagedPath, Scratch, Type};
 
 use super::{Bench, ROTATE, ceiling, failed, offsets, scattered};
-use crate::Row;
+use crate::{Report, Row};
 
 /// A batch of equal sequences.
 struct Shape {
@@ -51,10 +51,9 @@ const SHAPES: [Shape; 15] = [
 ];
 
 /// The shapes with a goal, by the fastest kernels and by those for every chip since sm_80.
-pub fn measure() -> Result<Vec<Row>> {
+pub fn measure(report: &Report) -> Result<()> {
     let bench = Bench::open()?;
     let (product, copy) = (ceiling::matmul(&bench)?, ceiling::copy(&bench)?);
-    let mut rows = Vec::new();
     for shape in &SHAPES {
         let inputs = Inputs::new(&bench, shape)?;
         let paths = bench.gpu.paged_paths(&inputs.calls[0]);
@@ -68,10 +67,10 @@ pub fn measure() -> Result<Vec<Row>> {
                 // SAFETY: every tensor is as long as the shape says, and lives until the measurement has ended.
                 unsafe { bench.gpu.paged_attention_by(path, call, bench.stream.cu_stream()) }.map_err(failed)
             })?;
-            rows.push(shape.row(path, seconds, product, copy));
+            report.row(shape.row(path, seconds, product, copy))?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 impl Shape {

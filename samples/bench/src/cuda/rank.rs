@@ -9,11 +9,10 @@ use pagoda::engine::{Columns, Events, GraphShape};
 use pagoda::{
     Engine, EngineOptions, Error, KvFormat, KvSize, ModelOptions, Provider, RankRequest, RankResponse, Result, Status,
 };
-use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
 use super::failed;
-use crate::{Row, median};
+use crate::{Report, Row, median};
 
 const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;
@@ -47,30 +46,28 @@ const LONG: Case =
     Case { folder: "gpu-512", what: "8 layers, E=512, 4x128", cached: 8128, new: 64, token_bytes: 8 * 2 * 512 * 2 };
 
 /// Everything with a goal. The models are in folders beside that for the CPU.
-pub fn measure(model: &Path, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(model: &Path, report: &Report) -> Result<()> {
     let folder = |case: &Case| model.with_file_name(case.folder);
-    let mut rows = Vec::new();
-    progress.doing(format!("measuring rank: {}, one user", LARGE.what));
-    rows.extend(Bench::open(&folder(&LARGE), LARGE, 1, KvFormat::Native)?.compute((0.45, "goal"))?.run);
-    progress.doing(format!("measuring rank: {}, {USERS} users", LARGE.what));
+    report.doing(format!("measuring rank: {}, one user", LARGE.what));
+    report.rows(Bench::open(&folder(&LARGE), LARGE, 1, KvFormat::Native)?.compute((0.45, "goal"))?.run)?;
+    report.doing(format!("measuring rank: {}, {USERS} users", LARGE.what));
     let bench = Bench::open(&folder(&LARGE), LARGE, USERS, KvFormat::Native)?;
     let Computed { run, host } = bench.compute((1.4, "goal"))?;
     let compute = run[0].value * 1e-3;
-    rows.extend(run);
-    rows.push(host);
-    progress.doing("measuring rank: histories from pinned memory");
+    report.rows(run)?;
+    report.row(host)?;
+    report.doing("measuring rank: histories from pinned memory");
     let onloads = bench.onloads()?;
-    rows.push(bench.onload_row(onloads, compute)?);
+    report.row(bench.onload_row(onloads, compute)?)?;
     drop(bench);
     for (format, name) in [(KvFormat::Int8, ", int8 pages"), (KvFormat::Fp8, ", fp8 pages")] {
-        progress.doing(format!("measuring rank: {}, {USERS} users{name}", LARGE.what));
+        report.doing(format!("measuring rank: {}, {USERS} users{name}", LARGE.what));
         let bench = Bench { name, ..Bench::open(&folder(&LARGE), LARGE, USERS, format)? };
-        rows.extend(bench.compute((compute * 1e3, "native pages"))?.run);
-        rows.push(bench.row(", onload", bench.onloads()? * 1e3, "ms", onloads * 1e3, "native pages"));
+        report.rows(bench.compute((compute * 1e3, "native pages"))?.run)?;
+        report.row(bench.row(", onload", bench.onloads()? * 1e3, "ms", onloads * 1e3, "native pages"))?;
     }
-    progress.doing(format!("measuring rank: {}, {USERS} users", LONG.what));
-    rows.extend(Bench::open(&folder(&LONG), LONG, USERS, KvFormat::Native)?.compute((1.0, "goal"))?.run);
-    Ok(rows)
+    report.doing(format!("measuring rank: {}, {USERS} users", LONG.what));
+    report.rows(Bench::open(&folder(&LONG), LONG, USERS, KvFormat::Native)?.compute((1.0, "goal"))?.run)
 }
 
 /// The times of a batch with resident histories.

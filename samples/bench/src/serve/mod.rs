@@ -12,20 +12,18 @@ use std::path::{Path, PathBuf};
 
 use pagoda::{Error, ModelOptions, Provider, Result, Status};
 use pagoda_cli::bench::{LANGUAGE_MODEL, MODEL};
-use pagoda_cli::progress::Progress;
 
-use super::Row;
+use super::{Report, Row};
 
 /// Everything with a goal.
-pub fn measure(threads: u32, progress: &Progress) -> Result<Vec<Row>> {
+pub fn measure(threads: u32, report: &Report) -> Result<()> {
     let (ranker, language_model) = (folder(MODEL, "make bench-model")?, folder(LANGUAGE_MODEL, "make model-smollm2")?);
-    progress.doing("measuring serve: ranking");
-    let mut rows = ranking::measure(&ranker, threads)?;
-    progress.doing("measuring serve: streams");
-    rows.extend(streams::measure(&language_model, threads)?);
-    progress.doing("measuring serve: tensors");
-    rows.push(tensors::measure(threads)?);
-    Ok(rows)
+    report.doing("measuring serve: ranking");
+    ranking::measure(&ranker, threads, report)?;
+    report.doing("measuring serve: streams");
+    report.rows(streams::measure(&language_model, threads)?)?;
+    report.doing("measuring serve: tensors");
+    report.row(tensors::measure(threads)?)
 }
 
 fn folder(path: &str, made_by: &str) -> Result<PathBuf> {

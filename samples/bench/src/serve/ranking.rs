@@ -9,7 +9,7 @@ use pagoda::engine::{Columns, Events};
 use pagoda::{Engine, EngineOptions, KvSize, Offload, RankRequest, Result};
 use pagoda_test_support::Random;
 
-use super::super::Row;
+use super::super::{Report, Row};
 use super::client::Client;
 use super::process::{NAME, Server};
 use super::{added, options};
@@ -28,7 +28,7 @@ const P99: f64 = 1000.0;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One client and 16, by HTTP and by calls, in turns.
-pub fn measure(folder: &Path, threads: u32) -> Result<Vec<Row>> {
+pub fn measure(folder: &Path, threads: u32, report: &Report) -> Result<()> {
     let server = Server::start(folder, threads)?;
     // As `pagoda serve` opens it.
     let engine = EngineOptions {
@@ -40,7 +40,6 @@ pub fn measure(folder: &Path, threads: u32) -> Result<Vec<Row>> {
         ..EngineOptions::default()
     };
     let engine = Engine::open(folder, engine)?;
-    let mut rows = Vec::new();
     for clients in [1, CLIENTS] {
         let (mut http, mut calls) = (Vec::new(), Vec::new());
         for round in 0..=ROUNDS {
@@ -56,14 +55,15 @@ pub fn measure(folder: &Path, threads: u32) -> Result<Vec<Row>> {
         for (name, part, goal) in [("median", 0.5, MEDIAN), ("p99", 0.99, P99)] {
             let (http, calls) = (percentile(&mut http, part), percentile(&mut calls, part));
             let case = format!("{name} added to a ranking, {clients} client{plural}");
-            rows.push(added(case, (http - calls) * 1e6, "us", goal));
+            report.row(added(case, (http - calls) * 1e6, "us", goal))?;
             let case = format!("{name} of a ranking, {clients} client{plural}");
             let (value, baseline) = (http * 1e6, calls * 1e6);
             let ratio = baseline / value;
-            rows.push(Row { bench: "serve", case, value, unit: "us", baseline, baseline_name: "rank_async", ratio });
+            let row = Row { bench: "serve", case, value, unit: "us", baseline, baseline_name: "rank_async", ratio };
+            report.row(row)?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn together(clients: usize, work: impl Fn(usize) -> Result<Vec<Duration>> + Sync) -> Result<Vec<Duration>> {
