@@ -43,8 +43,9 @@ pub fn with_arrivals<R>(expected: bool, work: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `work` on this thread. The tensors in `memory` are filled before the first kernel of the run, and no kernel of it writes
-/// them: operators may read them before the kernel in front of theirs has ended. So they may what their pools have of cached tokens, if
-/// the tensors that say where it lies are in `memory`: it is in its place before the run, and a run writes new tokens alone.
+/// them: operators may read them before the kernel in front of theirs has ended. Where the tensors that say where cached tokens lie are
+/// in `memory`, they may also read what their pools have of these: it is in place before the run, or behind the event that the stream
+/// waits for in front of the operator (`wait_for_arrivals`), and a run writes new tokens alone.
 pub fn with_settled<R>(memory: Range<CUdeviceptr>, work: impl FnOnce() -> R) -> R {
     with(|run| run.settled = (memory.start, memory.end), work)
 }

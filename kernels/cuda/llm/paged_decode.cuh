@@ -24,7 +24,7 @@ template <int FORMAT> constexpr int TILES = SHARE<FORMAT> / KEYS;
 template <int D, int FORMAT> constexpr bool CROWDED = D == 128 && FORMAT == INT8;
 
 // Blocks that a multiprocessor has at once, at least. FEW: of a launch with a block for each multiprocessor at most, whose warps fetch
-// all their tiles at once.
+// all their tiles at once; Hopper alone has the shared memory.
 template <int D, int FORMAT, bool FEW = false> constexpr int blocks_of() {
     if (FEW) return 1;
     return D <= 64 || CROWDED<D, FORMAT> ? 4 : D <= 128 ? 3 : 1;

@@ -25,9 +25,14 @@ pub fn random_tiles<T: OperatorElement>(random: &mut Random) -> Case<T> {
     let (kv_heads, group) = (random.pick(&[1, 2, 3, 8]), random.pick(&[1, 2, 3, 4, 5, 7, 8, 16, 17, 33]));
     let head_size = random.pick(&[64, 64, 96, 128, 128, 256]);
     let page_size = random.pick(&[8, 16, 24, 32, 64, 256]);
-    let sequences = 1 + random.below(6);
+    // Many are found otherwise than few.
+    let many = random.below(30) == 0;
+    let sequences = if many { 65 + random.below(150) } else { 1 + random.below(6) };
     let mut long = false;
     let lengths = |random: &mut Random| {
+        if many {
+            return (random.pick(&[0, 1, 1, 2]), random.below(40));
+        }
         let cached = match random.below(12) {
             0 if kv_heads < 3 && !std::mem::replace(&mut long, true) => random.pick(&[8_191, 16_384, 33_000]),
             0..6 => random.pick(&[0, 1, 15, 16, 63, 64, 127, 255, 256, 257, 511, 512]),
@@ -48,6 +53,8 @@ fn case_of<T: OperatorElement>(
     mut lengths: impl FnMut(&mut Random) -> (i32, usize),
     formats: &[KvFormat],
 ) -> Case<T> {
+    // Whole heads, parts of them, and such as have no multiple of eight pairs.
+    let half_width = random.pick(&[head_size / 2, head_size / 4, 1 + head_size / 5]);
     let (mut row_offsets, mut cached_len, mut page_indptr, mut page_ids) = (vec![0], vec![], vec![0], vec![]);
     let mut pages = 0;
     for _ in 0..sequences {
@@ -70,7 +77,6 @@ fn case_of<T: OperatorElement>(
     let blocks = pages as usize * 2 * page_size * kv_heads;
     let stored = numbers(blocks * head_size);
     let positions: Vec<i32> = (0..rows).map(|row| (row % 50) as i32).collect();
-    let half_width = head_size / 4;
     let angles = numbers(50 * half_width);
     let format = random.pick(formats);
     let pool = match format {

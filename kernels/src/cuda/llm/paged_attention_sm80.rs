@@ -91,7 +91,9 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     }
     let settled = call.settled && call.slots.is_none();
     let count = call.partial_count() * kv_heads * tiles;
-    let few = (head_size, call.format) == (128, KvFormat::Native) && count <= gpu.multiprocessors as usize;
+    // Other chips since sm_80 may have less shared memory for a block.
+    let few =
+        gpu.is_hopper() && (head_size, call.format) == (128, KvFormat::Native) && count <= gpu.multiprocessors as usize;
     let (shared, tiles_flag) = (decode_shared(head_size, call.format, few), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{}{name}", if few { "few_" } else { "" }), shared)?;
     start(decode, count, THREADS, shared, &mut [tiles_flag, i32::from(appends) | i32::from(settled) << 1])?;
@@ -170,6 +172,7 @@ mod tests {
                 assert!(prefill_shared(head_size, format) <= 163 * 1024, "D={head_size} {format:?}");
             }
         }
-        assert!(decode_shared(128, KvFormat::Native, true) + 1024 <= 163 * 1024);
+        // Hopper's alone.
+        assert!(decode_shared(128, KvFormat::Native, true) + 1024 <= 227 * 1024);
     }
 }
