@@ -28,8 +28,8 @@ pub enum PagedPath {
 }
 
 impl PagedAttention {
-    /// Bytes of scratch memory that the faster kernels take; 0 where only the plain one takes the call. It depends on the shapes
-    /// alone: B, T, the heads, D, the page size and how many page ids there are.
+    /// Bytes of scratch memory that the faster kernels take; 0 where only the plain one takes the call. It depends on the
+    /// shapes (B, T, the heads, D, the page size and how many page ids there are) and on whether the tensors are aligned to 16 bytes.
     pub fn scratch_bytes(&self) -> usize {
         if !self.suits_matrix_units() {
             return 0;
