@@ -1,23 +1,25 @@
 //! Facts of one run, for the operators that run on the thread that starts it.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 
 use pagoda_kernels::cuda::CUdeviceptr;
 
 /// What the engine says of the run that this thread starts.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Run {
     /// Whether tokens may be on their way into pools.
     arrivals: bool,
-    /// Memory that is filled before the first kernel of the run, and that no kernel writes: start and end.
-    settled: (CUdeviceptr, CUdeviceptr),
+    /// Memory that is filled before the first kernel of the run, and that no kernel writes.
+    settled: Option<Arc<[Range<CUdeviceptr>]>>,
     /// How many rows a sequence has that has some, at least and at most.
     rows_each: (usize, usize),
 }
 
 thread_local! {
-    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0), rows_each: (0, usize::MAX) }) };
+    static RUN: RefCell<Run> =
+        const { RefCell::new(Run { arrivals: true, settled: None, rows_each: (0, usize::MAX) }) };
 }
 
 /// Runs `work` on this thread with other facts, and restores those of before, after a panic too.
@@ -25,13 +27,11 @@ fn with<R>(change: impl FnOnce(&mut Run), work: impl FnOnce() -> R) -> R {
     struct Before(Run);
     impl Drop for Before {
         fn drop(&mut self) {
-            RUN.set(self.0);
+            RUN.set(self.0.clone());
         }
     }
-    let before = Before(RUN.get());
-    let mut run = before.0;
-    change(&mut run);
-    RUN.set(run);
+    let _before = Before(RUN.with_borrow(Run::clone));
+    RUN.with_borrow_mut(change);
     work()
 }
 
@@ -42,12 +42,12 @@ pub fn with_arrivals<R>(expected: bool, work: impl FnOnce() -> R) -> R {
     with(|run| run.arrivals = expected, work)
 }
 
-/// Runs `work` on this thread. The tensors in `memory` are filled before the first kernel of the run, and no kernel of it writes
-/// them: operators may read them before the kernel in front of theirs has ended. Where the tensors that say where cached tokens lie are
+/// Runs `work` on this thread. The tensors in `memory`, some ranges of it, are filled before the first kernel of the run, and no kernel of
+/// it writes them: operators may read them before the kernel in front of theirs has ended. Where the tensors that say where cached tokens lie are
 /// in `memory`, they may also read what their pools have of these: it is in place before the run, or behind the event that the stream
 /// waits for in front of the operator (`wait_for_arrivals`), and a run writes new tokens alone.
-pub fn with_settled<R>(memory: Range<CUdeviceptr>, work: impl FnOnce() -> R) -> R {
-    with(|run| run.settled = (memory.start, memory.end), work)
+pub fn with_settled<R>(memory: &Arc<[Range<CUdeviceptr>]>, work: impl FnOnce() -> R) -> R {
+    with(|run| run.settled = Some(Arc::clone(memory)), work)
 }
 
 /// Runs `work` on this thread. Each sequence of the run that has rows has so many, and operators leave out what is for
@@ -58,17 +58,16 @@ pub fn with_rows_each<R>(rows: RangeInclusive<usize>, work: impl FnOnce() -> R) 
 
 /// The fewest rows of a sequence that has some, and the most.
 pub(crate) fn rows_each() -> (usize, usize) {
-    RUN.get().rows_each
+    RUN.with_borrow(|run| run.rows_each)
 }
 
 pub(super) fn expects_arrivals() -> bool {
-    RUN.get().arrivals
+    RUN.with_borrow(|run| run.arrivals)
 }
 
 /// Whether a tensor that starts at that address is settled.
 pub(crate) fn is_settled(address: CUdeviceptr) -> bool {
-    let (start, end) = RUN.get().settled;
-    (start..end).contains(&address)
+    RUN.with_borrow(|run| run.settled.iter().flat_map(|memory| memory.iter()).any(|range| range.contains(&address)))
 }
 
 #[cfg(test)]
@@ -92,8 +91,9 @@ mod tests {
 
     #[test]
     fn memory_is_settled_while_it_is_said_to_be() {
-        let asked = || [15, 16, 23, 24].map(is_settled);
-        assert_eq!(with_settled(16..24, asked), [false, true, true, false]);
-        assert_eq!(asked(), [false; 4]);
+        let asked = || [15, 16, 23, 24, 40].map(is_settled);
+        let memory: Arc<[_]> = [16..24, 40..41].into();
+        assert_eq!(with_settled(&memory, asked), [false, true, true, false, true]);
+        assert_eq!(asked(), [false; 5]);
     }
 }

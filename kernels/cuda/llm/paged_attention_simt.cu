@@ -2,7 +2,6 @@
 // the device. A warp computes one row of one query head, slot by slot, in f32.
 
 #include "llm/paged_append.cuh"
-#include "llm/paged_parts.cuh"
 
 namespace pagoda {
 
@@ -58,9 +57,9 @@ __device__ inline void load_query(const PagedCall &call, int row, int head, floa
     }
 }
 
-// A warp computes one row of one query head. `prefill`: of sequences alone that are not decoded by the tensor cores' kernel.
+// A warp computes one row of one query head.
 template <class T>
-__device__ void attend(const PagedCall &call, bool prefill) {
+__device__ void attend(const PagedCall &call) {
     int lane = threadIdx.x & 31;
     int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (task >= static_cast<int64_t>(call.total_rows) * call.query_heads) return;
@@ -72,7 +71,6 @@ __device__ void attend(const PagedCall &call, bool prefill) {
     int number = sequence_of(call, row);
     if (number >= 0) {
         Sequence sequence = load_sequence(call, number);
-        if (prefill && paged::is_decode(sequence.rows, call.query_heads / call.kv_heads)) return;
         load_query<T>(call, row, head, query, lane);
         int64_t position = row_position(call, sequence, row);
         int end = slot_count(call, sequence);
@@ -123,7 +121,14 @@ __device__ void attend(const PagedCall &call, bool prefill) {
 
 // A warp computes the weight of one slot of one kv head: the rows of its sequence one after the other.
 template <class T>
-__device__ void weigh_slot(const PagedCall &call, const Sequence &sequence, int number, int kv_head, int slot, int lane) {
+__device__ void weigh(const PagedCall &call) {
+    int lane = threadIdx.x & 31;
+    int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    if (task >= static_cast<int64_t>(call.sequences) * call.kv_heads * call.weights_len) return;
+    int slot = static_cast<int>(task % call.weights_len);
+    int kv_head = static_cast<int>(task / call.weights_len % call.kv_heads);
+    int number = static_cast<int>(task / call.weights_len / call.kv_heads);
+    Sequence sequence = load_sequence(call, number);
     int group = call.query_heads / call.kv_heads;
     float sum = 0;
     if (slot < slot_count(call, sequence)) {
@@ -143,33 +148,7 @@ __device__ void weigh_slot(const PagedCall &call, const Sequence &sequence, int 
             }
         }
     }
-    int64_t to = (static_cast<int64_t>(number) * call.kv_heads + kv_head) * call.weights_len + slot;
-    if (lane == 0) call.key_weights[to] = sum / static_cast<float>(group);
-}
-
-template <class T>
-__device__ void weigh(const PagedCall &call) {
-    int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (task >= static_cast<int64_t>(call.sequences) * call.kv_heads * call.weights_len) return;
-    int slot = static_cast<int>(task % call.weights_len);
-    int kv_head = static_cast<int>(task / call.weights_len % call.kv_heads);
-    int number = static_cast<int>(task / call.weights_len / call.kv_heads);
-    weigh_slot<T>(call, load_sequence(call, number), number, kv_head, slot, threadIdx.x & 31);
-}
-
-// The same of sequences alone that are not decoded by the tensor cores' kernel: mostly there is none, so that few blocks look for them.
-template <class T>
-__device__ void weigh_prefill(const PagedCall &call) {
-    int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
-    int64_t slots = static_cast<int64_t>(call.kv_heads) * call.weights_len;
-    for (int number = 0; number < call.sequences; number++) {
-        Sequence sequence = load_sequence(call, number);
-        if (paged::is_decode(sequence.rows, call.query_heads / call.kv_heads)) continue;
-        for (int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; task < slots; task += warps) {
-            int kv_head = static_cast<int>(task / call.weights_len), slot = static_cast<int>(task % call.weights_len);
-            weigh_slot<T>(call, sequence, number, kv_head, slot, threadIdx.x & 31);
-        }
-    }
+    if (lane == 0) call.key_weights[task] = sum / static_cast<float>(group);
 }
 
 // A warp computes the norms of what one row of one kv head has appended: the length of the value, and those of what the pool's format
@@ -208,18 +187,10 @@ __device__ void norms(const PagedCall &call, float *to) {
         append<T>(call);                                                                                              \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(128) paged_attend_##name(const __grid_constant__ PagedCall call) {   \
-        attend<T>(call, false);                                                                                       \
+        attend<T>(call);                                                                                              \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(128) paged_weigh_##name(const __grid_constant__ PagedCall call) {    \
         weigh<T>(call);                                                                                               \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128)                                                                 \
-        paged_attend_prefill_##name(const __grid_constant__ PagedCall call) {                                         \
-        attend<T>(call, true);                                                                                        \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128)                                                                 \
-        paged_weigh_prefill_##name(const __grid_constant__ PagedCall call) {                                          \
-        weigh_prefill<T>(call);                                                                                       \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(128)                                                                 \
         paged_norms_##name(const __grid_constant__ PagedCall call, float *to) {                                       \

@@ -126,6 +126,17 @@ template <class T, int D, int FORMAT, bool FEW> struct Decode {
         return first;
     }
 
+    // The first of the warp's slots that the call writes, or a later one than it has.
+    __device__ int first_new() const {
+        if (call.write_slots == nullptr) return sequence.cached;
+        unsigned first = INT_MAX;
+        for (int row = threadIdx.x & 31; row < sequence.rows; row += 32) {
+            int slot = write_slot(call, sequence, sequence.row + row, head);
+            if (slot >= begin) first = min(first, static_cast<unsigned>(slot));
+        }
+        return static_cast<int>(__reduce_min_sync(~0u, first));
+    }
+
     __device__ const uint8_t *keys(int tile) const { return ring + tile % M::STAGES * M::TILE; }
 
     __device__ void copy(int tile) const {
@@ -245,7 +256,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int flags) {
     int started = 0;
     if (early && !idle) {
         block.look_up();
-        started = block.start(0, sequence.cached);
+        started = block.start(0, block.first_new());
     }
 #if __CUDA_ARCH__ >= 900
     // In this order, and where a block has nothing to do too: the kernel behind may rely on all that is in front of this one.
@@ -575,67 +586,6 @@ template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &ca
         auto share = [&](float sum) { return share_of(sum * factor, total); };
         *reinterpret_cast<uint2 *>(to + Sums::column(i)) = {Pack<T>::of(share(sums.at[i].x), share(sums.at[i].y)),
                                                             Pack<T>::of(share(sums.at[i].z), share(sums.at[i].w))};
-    }
-}
-
-// The weights of slots of decoded sequences, from their scores. A block has WEIGHED slots of one kv head of one sequence.
-constexpr int WEIGHING = 256, PER_THREAD = 4, WEIGHED = WEIGHING * PER_THREAD;
-
-template <class T> __device__ void weigh_decoded(const PagedCall &call, int row_tiles) {
-    constexpr int MOST_ROWS = 64;  // whose sums are in shared memory at a time
-    __shared__ float2 sums[MOST_ROWS];
-    int blocks = (call.weights_len + WEIGHED - 1) / WEIGHED;
-    int first = static_cast<int>(blockIdx.x % blocks) * WEIGHED + threadIdx.x;
-    int head = static_cast<int>(blockIdx.x / blocks % call.kv_heads), number = blockIdx.x / blocks / call.kv_heads;
-    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    // The index tensors were there before the kernel in front began (`decode`).
-    Sequence sequence = load_sequence(call, number);
-    int group = call.query_heads / call.kv_heads, rows = sequence.rows * group;
-    Parts parts(call, sequence);
-    int64_t before = parts_before(call, number);
-#if __CUDA_ARCH__ >= 900
-    wait_for_previous();
-    launch_dependents();
-#endif
-    if (!is_decode(sequence.rows, group)) return;
-    PartialSums partial{call, row_tiles};
-    KeptScores scores{call, row_tiles};
-    float weights[PER_THREAD] = {};
-    for (int base = 0; base < rows; base += MOST_ROWS) {
-        int count = min(rows - base, MOST_ROWS);
-        __syncthreads();
-        for (int row = warp; row < count; row += WEIGHING / 32) {
-            float most = -INFINITY, total = 0;
-            auto of_part = [&](int part) { return *partial.weight(partial.place(before + part, head, base + row)); };
-            for (int part = parts.first + lane; part < parts.end; part += 32) most = fmaxf(most, of_part(part).x);
-            most = warp_max(most);
-            for (int part = parts.first + lane; part < parts.end; part += 32) {
-                float2 own = of_part(part);
-                total += own.x == -INFINITY ? 0.0f : own.y * power_of_two(own.x - most);
-            }
-            total = warp_sum(total);
-            join_sink<T>(call, head * group + (base + row) % group, most, total);
-            if (lane == 0) sums[row] = {most, total};
-        }
-        __syncthreads();
-        for (int row = 0; row < count; row++) {
-            const float *own = scores.of(number, head, base + row);
-            float2 of_row = sums[row];
-#pragma unroll
-            for (int i = 0; i < PER_THREAD; i++) {
-                int slot = first + i * WEIGHING;
-                if (slot >= parts.end_slot) continue;
-                float score = own[slot];
-                // A weight of 0, also where the row has nothing but such scores.
-                if (score != -INFINITY) weights[i] += power_of_two(score - of_row.x) / of_row.y;
-            }
-        }
-    }
-    float *to = call.key_weights + (static_cast<int64_t>(number) * call.kv_heads + head) * call.weights_len;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        int slot = first + i * WEIGHING;
-        if (slot < call.weights_len) to[slot] = weights[i] / static_cast<float>(group);
     }
 }
 

@@ -13,10 +13,74 @@
 namespace pagoda {
 namespace paged {
 
-template <class T, int D, int FORMAT> struct Prefill {
+// Rows of a block: tokens of a sequence with the query heads of a group, from number `first` of these on.
+struct BlockRows {
+    const PagedCall &call;
+    const Sequence &sequence;
+    int head, first;
+
+    __device__ int group() const { return call.query_heads / call.kv_heads; }
+    __device__ int token(int row) const { return sequence.row + (first + row) / group(); }
+    __device__ int query_head(int row) const { return head * group() + (first + row) % group(); }
+    __device__ bool has(int row) const { return first + row < sequence.rows * group(); }
+
+    // Eight numbers of a row's query.
+    template <class T> __device__ const uint4 *query(int row, int column) const {
+        int64_t place = static_cast<int64_t>(token(row)) * call.query_heads + query_head(row);
+        return reinterpret_cast<const uint4 *>(static_cast<const T *>(call.query) + place * call.head_size + column);
+    }
+
+    // The numbers of `COUNT` rows' queries into shared memory, `STRIDE` apart, by all `THREADS` threads of a block. A thread has the same
+    // columns of several rows, some of which are on their way at once.
+    template <class T, int D, int COUNT, int STRIDE, int THREADS> __device__ void load_queries(T *to) const {
+        constexpr int CHUNKS = D / 8, TURNS = COUNT * CHUNKS / THREADS, AT_ONCE = TURNS % 4 == 0 ? 4 : 1;
+        static_assert(THREADS % CHUNKS == 0 || AT_ONCE == 1, "a thread has one column");
+        bool suits = call.cos == nullptr || Angles::suit(call);
+#pragma unroll 1
+        for (int turn = 0; turn < (COUNT * CHUNKS + THREADS - 1) / THREADS; turn += AT_ONCE) {
+            uint4 numbers[AT_ONCE], others[AT_ONCE];
+            auto row_of = [&](int i) { return static_cast<int>((turn + i) * THREADS + threadIdx.x) / CHUNKS; };
+            int column = static_cast<int>(turn * THREADS + threadIdx.x) % CHUNKS * 8;
+            bool rotates = call.cos != nullptr && column < 2 * call.half_width;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                int row = row_of(i);
+                numbers[i] = others[i] = uint4{};
+                if (row >= COUNT || !has(row)) continue;
+                if (!suits) {
+                    numbers[i] = load_query<T>(call, token(row), query_head(row), column);
+                    continue;
+                }
+                numbers[i] = *query<T>(row, column);
+                if (rotates) others[i] = Angles::others(call, reinterpret_cast<const T *>(query<T>(row, 0)), column, numbers[i]);
+            }
+            if (suits && rotates) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) {
+                    int row = min(row_of(i), COUNT - 1);
+                    if (has(row)) numbers[i] = Angles(call, token(row), column).template turn<T>(numbers[i], others[i]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (row_of(i) < COUNT) *reinterpret_cast<uint4 *>(to + row_of(i) * STRIDE + column) = numbers[i];
+            }
+        }
+    }
+
+    __device__ Row load(int row) const {
+        if (!has(row)) return {-1, 0.0f};
+        return {static_cast<int>(row_position(call, sequence, token(row))),
+                call.slopes != nullptr ? call.slopes[query_head(row)] * LOG2_E : 0.0f};
+    }
+};
+
+// What a block has in shared memory: queries, tiles of keys and, with VALUES, of values, and what is known of their slots.
+template <class T, int D, int FORMAT, bool VALUES = true> struct Prefill {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS, BLOCK_ROWS = ROWS * WARPS;
     static constexpr int KEYS = D > 128 || FORMAT != NATIVE ? 32 : 64;  // of a tile
-    static constexpr int TABLES = 4;                // of tiles whose pages are known; three would do
+    static constexpr int STAGES = VALUES ? 2 : 1;
+    static constexpr int TABLES = VALUES ? 4 : 1;   // of tiles whose pages are known; three would do for two stages
     using L = Layout<D, FORMAT>;
     using Q = Queries<T, D, FORMAT>;
 
@@ -32,9 +96,9 @@ template <class T, int D, int FORMAT> struct Prefill {
         uint32_t ranges[2];
     };
 
-    static constexpr int TILE = KEYS * (L::KEY_STRIDE + L::VALUE_STRIDE);
+    static constexpr int TILE = KEYS * (L::KEY_STRIDE + (VALUES ? L::VALUE_STRIDE : 0));
     static constexpr int QUERY_BYTES = BLOCK_ROWS * Q::STRIDE * 2;
-    static constexpr int TABLES_AT = QUERY_BYTES + 2 * TILE;
+    static constexpr int TABLES_AT = QUERY_BYTES + STAGES * TILE;
     static constexpr int BYTES = TABLES_AT + TABLES * static_cast<int>(sizeof(Table));
 
     const PagedCall &call;
@@ -44,7 +108,7 @@ template <class T, int D, int FORMAT> struct Prefill {
     uint8_t *shared;
 
     __device__ Table &table(int tile) const { return reinterpret_cast<Table *>(shared + TABLES_AT)[tile % TABLES]; }
-    __device__ const uint8_t *keys(int tile) const { return shared + QUERY_BYTES + tile % 2 * TILE; }
+    __device__ const uint8_t *keys(int tile) const { return shared + QUERY_BYTES + tile % STAGES * TILE; }
 
     // A thread looks up one slot of a tile.
     __device__ Known look_up(int tile) const {
@@ -83,7 +147,9 @@ template <class T, int D, int FORMAT> struct Prefill {
             int64_t block = from_table.blocks[key];
             const uint8_t *from = static_cast<const uint8_t *>(call.pool) + (block < 0 ? 0 : block) + chunk * 16;
             mma::copy_async(to + L::key_at(key, chunk * 16), from, block >= 0);
-            mma::copy_async(to + KEYS * L::KEY_STRIDE + L::value_at(key, chunk * 16), from + to_values, block >= 0);
+            if constexpr (VALUES) {
+                mma::copy_async(to + KEYS * L::KEY_STRIDE + L::value_at(key, chunk * 16), from + to_values, block >= 0);
+            }
         }
     }
 };
@@ -130,22 +196,11 @@ template <class T, int D, int FORMAT> __device__ void prefill(const PagedCall &c
     if (tile < end) block.copy(tile);
     mma::commit_copies();
 
-    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
-    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
+    BlockRows rows{call, sequence, head, first_row};
     T *queries = reinterpret_cast<T *>(shared);
-    for (int i = threadIdx.x; i < P::BLOCK_ROWS * D / 8; i += P::THREADS) {
-        int row = i / (D / 8), column = i % (D / 8) * 8;
-        uint4 numbers = {};
-        if (first_row + row < total) numbers = load_query<T>(call, token(row), query_head(row), column);
-        *reinterpret_cast<uint4 *>(queries + row * P::Q::STRIDE + column) = numbers;
-    }
+    rows.template load_queries<T, D, P::BLOCK_ROWS, P::Q::STRIDE, P::THREADS>(queries);
     Row own[2];
-    for (int i = 0; i < 2; i++) {
-        int row = warp * ROWS + lane / 4 + 8 * i;
-        bool valid = first_row + row < total;
-        own[i].position = valid ? static_cast<int>(row_position(call, sequence, token(row))) : -1;
-        own[i].slope = valid && call.slopes != nullptr ? call.slopes[query_head(row)] * LOG2_E : 0.0f;
-    }
+    for (int i = 0; i < 2; i++) own[i] = rows.load(warp * ROWS + lane / 4 + 8 * i);
     // The positions of the warp's rows, where there are no slots of heads.
     int warp_row = first_row + warp * ROWS;
     int warp_first = sequence.cached + warp_row / group;
@@ -180,10 +235,12 @@ template <class T, int D, int FORMAT> __device__ void prefill(const PagedCall &c
     attention.finish();
     for (int i = 0; i < 2; i++) {
         int row = warp * ROWS + lane / 4 + 8 * i;
-        if (first_row + row >= total) continue;
+        if (!rows.has(row)) continue;
         float most = attention.most[i], all_weights = attention.total[i];
-        float factor = join_sink<T>(call, query_head(row), most, all_weights);
-        T *to = static_cast<T *>(call.output) + (static_cast<int64_t>(token(row)) * call.query_heads + query_head(row)) * D;
+        float factor = join_sink<T>(call, rows.query_head(row), most, all_weights);
+        int64_t place = static_cast<int64_t>(rows.token(row)) * call.query_heads + rows.query_head(row);
+        if (call.row_sums != nullptr && (lane & 3) == 0) reinterpret_cast<float2 *>(call.row_sums)[place] = {most, all_weights};
+        T *to = static_cast<T *>(call.output) + place * D;
         attention.each(i, [&](int first, const auto &numbers) {
             uint32_t *pairs = reinterpret_cast<uint32_t *>(to + first);
 #pragma unroll

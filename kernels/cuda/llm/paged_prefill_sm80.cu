@@ -1,8 +1,8 @@
 // PagedAttention of sequences with many new tokens (prefill): bf16 and f16, D = 64, 96, 128, 256. And the append in front of
-// it.
+// it, and the weights of slots behind it.
 
 #include "llm/paged_append.cuh"
-#include "llm/paged_prefill.cuh"
+#include "llm/paged_weights.cuh"
 
 namespace pagoda {
 namespace paged {
@@ -31,6 +31,10 @@ template <class T, int D> __device__ void append(const PagedCall &call, int deco
     extern "C" __global__ void __launch_bounds__(paged::Prefill<T, D, FORMAT>::THREADS)                               \
         paged_prefill_##NAME(const __grid_constant__ PagedCall call) {                                                 \
         paged::prefill<T, D, FORMAT>(call);                                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(paged::Prefill<T, D, FORMAT>::THREADS)                               \
+        paged_weigh_rows_##NAME(const __grid_constant__ PagedCall call) {                                              \
+        paged::weigh_rows<T, D, FORMAT>(call);                                                                         \
     }
 #define PAGODA_APPEND(NAME, T, D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(128)                                                                 \

@@ -12,6 +12,12 @@ namespace paged {
 constexpr int ROWS = 16;  // of a warp
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// One of a thread's two rows.
+struct Row {
+    int position;  // negative: there is no such row
+    float slope;   // of ALiBi, for powers of two
+};
+
 // The numbers of the call by which scores become weights.
 struct Scoring {
     float scale;  // what makes a score a power of two, or with a softcap what goes into tanh
@@ -31,12 +37,16 @@ struct Scoring {
         float power = exp2f(x * (2 * LOG2_E));
         return cap - __fdividef(2 * cap, 1.0f + power);
     }
-};
 
-// One of a thread's two rows.
-struct Row {
-    int position;  // negative: there is no such row
-    float slope;   // of ALiBi, for powers of two
+    // The score of a row against the key at a position, whose product with the query it is given.
+    __device__ float of(float product, const Row &row, int at) const {
+        float score = product * scale;
+        int distance = row.position - at;
+        if (cap > 0) score = capped(score);
+        score -= row.slope * static_cast<float>(distance);
+        // Selected: a score that is not seen may be NaN.
+        return at >= 0 & at <= row.position & distance < window ? score : -INFINITY;
+    }
 };
 
 __device__ inline float power_of_two(float value) {
@@ -142,14 +152,16 @@ template <class T, int D, int FORMAT, int KEYS, bool FOLDED = false> struct Atte
     __device__ void add(bool plain, const Q &queries, const uint8_t *keys, const uint8_t *values,
                         const Scoring &scoring, const Row (&rows)[2], Position position, Ranges ranges, Keep keep = {}) {
         float scores[KEYS / 8][4] = {};
-        multiply_keys(scores, queries, keys, ranges);
+        multiply_keys(scores, queries, keys, ranges, folded);
         if (plain) weigh<true>(scores, scoring, rows, position, NoScores{});
         else weigh<false>(scores, scoring, rows, position, keep);
         add_values(scores, values, ranges);
     }
 
+    // The products of rows with a tile's keys. `folded`: what the rows' queries are, with FOLDED.
     template <class Q, class Ranges>
-    __device__ void multiply_keys(float (&scores)[KEYS / 8][4], const Q &queries, const uint8_t *keys, Ranges ranges) const {
+    __device__ static void multiply_keys(float (&scores)[KEYS / 8][4], const Q &queries, const uint8_t *keys, Ranges ranges,
+                                         const FoldedQuery *folded = nullptr) {
         constexpr int STEPS = L::KEY_NUMBERS / 4;
         int lane = threadIdx.x & 31;
         Range range[FORMAT == NATIVE || FOLDED ? 1 : KEYS / 8] = {};
@@ -209,15 +221,7 @@ template <class T, int D, int FORMAT, int KEYS, bool FOLDED = false> struct Atte
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float score = scores[n][i] * scoring.scale;
-                if constexpr (!PLAIN) {
-                    const Row &row = rows[i / 2];
-                    int at = positions[i & 1], distance = row.position - at;
-                    if (scoring.cap > 0) score = scoring.capped(score);
-                    score -= row.slope * static_cast<float>(distance);
-                    // Selected: a score that is not seen may be NaN.
-                    if (!(at >= 0 & at <= row.position & distance < scoring.window)) score = -INFINITY;
-                }
+                float score = PLAIN ? scores[n][i] * scoring.scale : scoring.of(scores[n][i], rows[i / 2], positions[i & 1]);
                 scores[n][i] = score;
                 // A comparison with NaN leaves the maximum as it is; the weight becomes NaN.
                 larger[i / 2] = fmaxf(larger[i / 2], score);

@@ -19,6 +19,7 @@ mod harm;
 #[path = "../llm_cases/mod.rs"]
 mod llm_cases;
 mod paged;
+mod paged_followed;
 mod parity;
 mod pools;
 mod projection;
@@ -82,6 +83,7 @@ const PARTS: &[Part] = &[
     ("paged-nonsense", paged::nonsense),
     ("paged-refused", paged::refused),
     ("paged-captured", paged::captured),
+    ("paged-followed", paged_followed::followed),
     ("block-linear", projection::blocks),
     ("block-linear-captured", projection::blocks_captured),
     ("block-linear-refused", projection::blocks_refused),

@@ -19,7 +19,7 @@ use crate::llm_cases::random::{alone, chunk, longest, random_case, random_slots,
 use crate::llm_cases::{Case, Golden, Pool, each_golden};
 
 /// A call with its tensors on the GPU, each with memory around it that nothing may write.
-struct OnDevice<'a, T> {
+pub(crate) struct OnDevice<'a, T> {
     case: &'a Case<T>,
     stream: Arc<CudaStream>,
     /// query, key, value.
@@ -44,7 +44,7 @@ struct OnDevice<'a, T> {
 const POISON: u8 = 0xff;
 
 impl<'a, T: OperatorElement> OnDevice<'a, T> {
-    fn new(case: &'a Case<T>, stream: &Arc<CudaStream>, weights_len: usize) -> Self {
+    pub(crate) fn new(case: &'a Case<T>, stream: &Arc<CudaStream>, weights_len: usize) -> Self {
         let guarded = |content: &[u8]| Guarded::new(stream, content);
         let poison = |len: usize| Guarded::new(stream, &vec![POISON; len]);
         let (none, no_floats) = (vec![], vec![]);
@@ -94,7 +94,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
         }
     }
 
-    fn call(&self) -> cuda::PagedAttention {
+    pub(crate) fn call(&self) -> cuda::PagedAttention {
         let case = self.case;
         let [row_offsets, cached_len, page_indptr, page_ids, positions, write_slots, token_pos] =
             self.indices.each_ref().map(Guarded::inside);
@@ -159,7 +159,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
         unsafe { gpu.paged_attention_by(path, &self.call(), self.stream.cu_stream()) }.unwrap();
     }
 
-    fn read(&self) -> Results<T> {
+    pub(crate) fn read(&self) -> Results<T> {
         let unharmed = self.rows.iter().chain(&self.indices).chain(&self.floats).chain([
             &self.sinks,
             &self.weights[1],
@@ -175,16 +175,21 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
     }
 }
 
-struct Results<T> {
-    output: Vec<T>,
-    weights: Vec<f32>,
+pub(crate) struct Results<T> {
+    pub(crate) output: Vec<T>,
+    pub(crate) weights: Vec<f32>,
     norms: Vec<f32>,
     /// The bytes of the pool and of its scales.
-    pool: [Vec<u8>; 2],
+    pub(crate) pool: [Vec<u8>; 2],
 }
 
 /// One call on a pool of its own.
-fn run<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize) -> Results<T> {
+pub(crate) fn run<T: OperatorElement>(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    case: &Case<T>,
+    weights_len: usize,
+) -> Results<T> {
     let device = OnDevice::new(case, stream, weights_len);
     device.launch(gpu);
     device.read()
@@ -394,7 +399,15 @@ pub fn tiles(context: &Context) {
                 let off = error(&got.weights, &expected);
                 assert!(off <= tolerance::<T>(), "{} {number}: {path:?} key_weights {off:e}", T::NAME);
                 let same = bytes(&got.output) == bytes(&run_by(context.gpu, stream, &case, path).output);
-                assert!(same || path == PagedPath::Mma, "{} {number}: {path:?} with key_weights", T::NAME);
+                assert!(same, "{} {number}: {path:?} with key_weights", T::NAME);
+                let each = case.kv_heads * len;
+                let has_rows = |&sequence: &usize| case.row_offsets[sequence] < case.row_offsets[sequence + 1];
+                for sequence in (0..case.cached_len.len()).filter(has_rows).take(4) {
+                    let own = weighed_by(context.gpu, stream, &alone(&case, sequence), path, *len);
+                    let of_sequence = sequence * each..(sequence + 1) * each;
+                    let same = bytes(&own.weights[of_sequence.clone()]) == bytes(&got.weights[of_sequence]);
+                    assert!(same, "{} {number}: {path:?} key_weights of {sequence} alone", T::NAME);
+                }
             }
         }
         let plain = run_by(context.gpu, stream, &case, PagedPath::Plain);

@@ -165,6 +165,9 @@ pub fn alone<T: OperatorElement>(case: &Case<T>, sequence: usize) -> Case<T> {
     alone.query = pick(&case.query, case.query_heads);
     (alone.key, alone.value) = (pick(&case.key, case.kv_heads), pick(&case.value, case.kv_heads));
     alone.positions = case.positions.as_ref().map(|positions| positions[rows.clone()].to_vec());
+    if let Some((write_slots, ..)) = &mut alone.slots {
+        *write_slots = write_slots[rows.start * case.kv_heads..rows.end * case.kv_heads].to_vec();
+    }
     alone
 }
 

@@ -202,6 +202,7 @@ impl Attributes {
             softcap: self.softcap,
             settled: [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids]
                 .into_iter()
+                .chain(inputs.slots.iter().flat_map(|(write_slots, token_pos)| [write_slots, token_pos]))
                 .all(|tensor| is_settled(tensor.address())),
             rows_each: rows_each(),
             scratch: None,

@@ -19,8 +19,7 @@ pub enum PagedPath {
     /// Every type and option, D up to 512.
     Plain,
     /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 64, 96, 128 or 256, pages of int4 and fp8 with D = 64 or
-    /// 128 alone. Decode splits the keys (split-KV). With key_weights it takes slots of heads alone, and the plain kernel computes
-    /// sequences with many new tokens.
+    /// 128 alone. Decode splits the keys (split-KV). With key_weights it takes slots of heads alone.
     Mma,
     /// As `Mma`, with wgmma and TMA of sm_90a for prefill: native pages, D = 64 or 128, without softcap, slopes and slots of
     /// heads.

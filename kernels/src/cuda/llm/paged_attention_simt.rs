@@ -43,7 +43,7 @@ pub unsafe fn norms(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Resul
 ///
 /// # Safety
 /// As for [`Gpu::paged_attention`]; the kernel takes a `PagedCall` and, where there is one, the address.
-pub unsafe fn launch_warps(
+unsafe fn launch_warps(
     gpu: &Gpu,
     call: &PagedAttention,
     kernel: &str,

@@ -8,7 +8,6 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::CUstream;
 
-use super::paged_attention_simt::launch_warps;
 use super::paged_attention_sm90;
 use super::paged_call::{PagedAttention, ROWS, blocks, span};
 use crate::KvFormat;
@@ -21,11 +20,10 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 const COMBINING_THREADS: u32 = 256;
 const BLOCK_ROWS: usize = 64;
-/// `WEIGHING` and `WEIGHED` of cuda/llm/paged_decode.cuh.
-const WEIGHING_THREADS: u32 = 256;
+/// Slots of a block that computes their weights; `WEIGHED` of cuda/llm/paged_weights.cuh.
 const WEIGHED: usize = 1024;
-/// Warps for each multiprocessor that look for sequences with many new tokens.
-const LOOKING_WARPS: usize = 32;
+/// Blocks for each multiprocessor that compute the weights of slots of sequences with many new tokens.
+const WEIGHING_BLOCKS: usize = 4;
 /// Rows and heads up to which a block each adds their parts up; a warp each where there are more.
 const WIDE: usize = 256;
 
@@ -68,15 +66,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
         let append = prefill_module.function(&format!("paged_append_first_{element}_{head_size}"), 0)?;
         start(append, (total_rows * kv_heads * 2).div_ceil(WARPS), THREADS, 0, &mut [(!appends).into()])?;
     }
-    if may_prefill(call) && call.key_weights.is_some() {
-        let slots = call.sequences * kv_heads * call.slots.map_or(0, |slots| slots.len);
-        let looking = (gpu.multiprocessors as usize * LOOKING_WARPS).min(slots);
-        // SAFETY: the kernels take a `PagedCall`; the rest is the caller's.
-        unsafe {
-            launch_warps(gpu, call, "attend_prefill", total_rows * call.query_heads, None, stream)?;
-            launch_warps(gpu, call, "weigh_prefill", looking, None, stream)?;
-        }
-    } else if hopper {
+    if hopper {
         // SAFETY: the caller's.
         unsafe { paged_attention_sm90::prefill(gpu, call, !appends, stream) }?;
     } else if may_prefill(call) {
@@ -84,36 +74,42 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
         let prefill = prefill_module.function(&format!("paged_prefill_{name}"), shared)?;
         let count = total_rows * call.group() / BLOCK_ROWS + call.sequences;
         start(prefill, count * kv_heads, THREADS, shared, &mut [])?;
+        if let Some(weights) = call.key_weights {
+            let shared = weighing_shared(head_size, call.format);
+            let weigh = prefill_module.function(&format!("paged_weigh_rows_{name}"), shared)?;
+            let tiles = call.sequences * kv_heads * weights.len.div_ceil(prefill_keys(head_size, call.format));
+            start(weigh, (gpu.multiprocessors as usize * WEIGHING_BLOCKS).min(tiles), THREADS, shared, &mut [])?;
+        }
     }
     // The weights of sequences without rows are written behind decode.
     if call.rows_each.0 > decoded_rows(call) && call.key_weights.is_none() {
         return Ok(());
     }
-    let settled = call.settled && call.slots.is_none();
     let count = call.partial_count() * kv_heads * tiles;
     // Other chips since sm_80 may have less shared memory for a block.
     let few =
         gpu.is_hopper() && (head_size, call.format) == (128, KvFormat::Native) && count <= gpu.multiprocessors as usize;
     let (shared, tiles_flag) = (decode_shared(head_size, call.format, few), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{}{name}", if few { "few_" } else { "" }), shared)?;
-    start(decode, count, THREADS, shared, &mut [tiles_flag, i32::from(appends) | i32::from(settled) << 1])?;
+    start(decode, count, THREADS, shared, &mut [tiles_flag, i32::from(appends) | i32::from(call.settled) << 1])?;
     // Rows of the call, or of each sequence as many as decode takes, whichever are fewer.
     let per_sequence = decoded_rows(call);
     let by_sequence = total_rows > call.sequences * per_sequence;
     let heads = if by_sequence { call.sequences * per_sequence } else { total_rows } * call.query_heads;
     // The same bits either way: few rows have warps to spare.
-    let (name, count) = if heads <= WIDE {
+    let (name, combining) = if heads <= WIDE {
         ("combine_wide", heads)
     } else {
         ("combine", heads.div_ceil(COMBINING_THREADS as usize / 32))
     };
-    let combine = decode_module.function(&format!("paged_{name}_{element}_{head_size}"), 0)?;
     let per_sequence = if by_sequence { per_sequence as i32 } else { 0 };
-    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence])?;
-    let Some(weights) = call.key_weights else { return Ok(()) };
-    let weigh = decode_module.function(&format!("paged_weigh_decoded_{element}"), 0)?;
-    let count = call.sequences * kv_heads * weights.len.div_ceil(WEIGHED);
-    start(weigh, count, WEIGHING_THREADS, 0, &mut [tiles_flag])
+    let Some(weights) = call.key_weights else {
+        let combine = decode_module.function(&format!("paged_{name}_{element}_{head_size}"), 0)?;
+        return start(combine, combining, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence]);
+    };
+    let combine = decode_module.function(&format!("paged_weigh_{name}_{element}_{head_size}"), 0)?;
+    let count = combining + call.sequences * kv_heads * weights.len.div_ceil(WEIGHED);
+    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence, blocks(combining)? as i32])
 }
 
 fn format_name(format: KvFormat) -> &'static str {
@@ -152,11 +148,22 @@ fn decode_shared(head_size: usize, format: KvFormat, few: bool) -> usize {
     ROWS * (head_size + 8) * 2 + WARPS * (known + ring.max(merge))
 }
 
+/// Keys of a tile of prefill; `Prefill` of cuda/llm/paged_prefill.cuh.
+fn prefill_keys(head_size: usize, format: KvFormat) -> usize {
+    if head_size > 128 || format != KvFormat::Native { 32 } else { 64 }
+}
+
 /// `Prefill` of cuda/llm/paged_prefill.cuh.
 fn prefill_shared(head_size: usize, format: KvFormat) -> usize {
-    let keys = if head_size > 128 || format != KvFormat::Native { 32 } else { 64 };
+    let keys = prefill_keys(head_size, format);
     let tile = keys * strides(head_size, format).iter().sum::<usize>();
     BLOCK_ROWS * (head_size + 8) * 2 + 2 * tile + 4 * known_bytes(keys, format)
+}
+
+/// The same without values.
+fn weighing_shared(head_size: usize, format: KvFormat) -> usize {
+    let keys = prefill_keys(head_size, format);
+    BLOCK_ROWS * (head_size + 8) * 2 + keys * strides(head_size, format)[0] + known_bytes(keys, format)
 }
 
 #[cfg(test)]
@@ -170,6 +177,10 @@ mod tests {
                 // What a block of sm_80 may have.
                 assert!(decode_shared(head_size, format, false) + 1024 <= 163 * 1024, "D={head_size} {format:?}");
                 assert!(prefill_shared(head_size, format) <= 163 * 1024, "D={head_size} {format:?}");
+                assert!(
+                    weighing_shared(head_size, format) < prefill_shared(head_size, format),
+                    "D={head_size} {format:?}"
+                );
             }
         }
         // Hopper's alone.

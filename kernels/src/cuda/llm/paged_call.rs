@@ -77,8 +77,8 @@ pub struct PagedAttention {
     pub window: i64,
     /// 0 = none.
     pub softcap: f32,
-    /// Whether nothing that may still run on the stream writes `row_offsets`, `cached_len`, `page_indptr` and `page_ids`, or what the
-    /// pool has of cached tokens: they are then read while the kernel in front still runs.
+    /// Whether nothing that may still run on the stream writes `row_offsets`, `cached_len`, `page_indptr`, `page_ids` and `slots`, or
+    /// what the pool has of cached tokens: they are then read while the kernel in front still runs.
     pub settled: bool,
     /// How many rows a sequence has that has some, at least and at most: kernels for others are not launched.
     pub rows_each: (usize, usize),

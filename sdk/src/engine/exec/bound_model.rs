@@ -1,9 +1,10 @@
 //! A model and the tensors that every batch binds to it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::inputs::{Dim, Sizes};
-use crate::device::DeviceMemory;
+use crate::device::{CUdeviceptr, DeviceMemory};
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::runtime::Model;
@@ -50,6 +51,13 @@ impl DeviceTensor<'_> {
     pub(super) fn of(&self, sizes: &Sizes) -> Result<Tensor> {
         let dims: Vec<i64> = std::iter::once(sizes.of(self.dim) as i64).chain(self.inner.iter().copied()).collect();
         Tensor::on_device(self.element, &dims, self.memory, self.at)
+    }
+
+    /// Where the tensor of a batch is.
+    pub(super) fn addresses(&self, sizes: &Sizes) -> Range<CUdeviceptr> {
+        let numbers = self.inner.iter().fold(sizes.of(self.dim), |numbers, &dim| numbers * dim as usize);
+        let first = self.memory.address() + self.at as CUdeviceptr;
+        first..first + (numbers * self.element.bits() / 8) as CUdeviceptr
     }
 }
 

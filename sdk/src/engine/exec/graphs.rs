@@ -1,5 +1,6 @@
 //! CUDA graphs: one for each configured batch shape, captured at its first batch and replayed from then on.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use pagoda_custom_ops::side_channel::{with_arrivals, with_rows_each, with_settled};
@@ -43,6 +44,8 @@ struct BoundShape {
     /// The offset of each input.
     offsets: Vec<usize>,
     inputs: Arc<DeviceMemory>,
+    /// Where inputs are that are complete before the first kernel, and that none writes.
+    settled: Arc<[Range<CUdeviceptr>]>,
     /// In pinned host memory. The last kernel writes it directly, so no copy follows a run. `None`: the output stays in
     /// [`BoundModel::device_output`].
     scores: Option<Arc<Tensor>>,
@@ -185,7 +188,11 @@ impl BoundShape {
         let graph = |variant| Graph::bind(model.model, number * 2 + variant, &fed, &made);
         let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
-        Ok(Self { graphs, staging, offsets, inputs: memory, scores })
+        // The upload is enqueued before the run, and the others were waited for.
+        let others = model.tensors.iter().filter(|tensor| !tensor.is_output).map(|tensor| tensor.addresses(sizes));
+        let settled =
+            std::iter::once(memory.address()..memory.address() + bytes as CUdeviceptr).chain(others).collect();
+        Ok(Self { graphs, staging, offsets, inputs: memory, settled, scores })
     }
 
     /// # Safety
@@ -205,8 +212,7 @@ impl BoundShape {
         }
         let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
         let graph = &self.graphs[variant];
-        // The upload is enqueued before the run, so it is complete before the first kernel.
-        with_settled(to..to + bytes as CUdeviceptr, || {
+        with_settled(&self.settled, || {
             with_rows_each(sizes.rows_each(), || {
                 // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
                 unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
