@@ -8,7 +8,7 @@ use pagoda::{KvFormat, Status};
 use pagoda_test_support::{Folder, Random};
 use serde_json::{Value, json};
 
-use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
+use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, oracle_logits, prompt, stepped, tokens};
 use super::folders::{change, copy_of, replace};
 
 /// The number of prompts of the longest test.
@@ -121,6 +121,66 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
         let kv = drafted.kv_stats();
         assert_eq!((kv.free_pages, kv.shared_pages, kv.resident_owners), (u64::from(pages), 0, 0), "{kv:?}");
     }
+}
+
+/// What may be drawn next, the likeliest first, with its probability: as many tokens as `top_k` of a request.
+fn likeliest<const K: usize>(tokens: &[u32]) -> [(u32, f64); K] {
+    let logits = oracle_logits(tokens);
+    let mut order: Vec<_> = (0..logits.len() as u32).collect();
+    order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+    let weights: [f64; K] =
+        std::array::from_fn(|at| f64::from(logits[order[at] as usize] - logits[order[0] as usize]).exp());
+    std::array::from_fn(|at| (order[at], weights[at] / weights.iter().sum::<f64>()))
+}
+
+/// How often the first, the second and the third of the likeliest tokens is drawn, against what the logits of the oracle say, by how
+/// likely the first one is: a chi-square test, of answers that are drafted by a model that would draw otherwise.
+#[test]
+fn drawn_tokens_have_the_distribution_of_the_model() {
+    const K: usize = 3;
+    let other = other_weights(&folder(), 0.05);
+    let options = GeneratorOptions { max_batch_tokens: 48, max_stretch: 0.0, ..stepped(256) };
+    let generator = open(GeneratorOptions { draft_model: Some(other.path().to_owned()), max_draft: 3, ..options });
+    let (mut guessed, mut accepted) = (0, 0);
+    // What was drawn, and what was to be expected, by tenths of the probability of the likeliest token.
+    let mut cells = [[(0.0, 0.0); K]; 10];
+    for turn in 0..40 {
+        let request = |seed: u64| GenerateRequest {
+            do_sample: Some(true),
+            temperature: Some(1.0),
+            top_k: Some(K as u32),
+            seed: Some(seed),
+            ..greedy(&prompt(seed, 20), 40)
+        };
+        let requests: Vec<_> = (0..3).map(|at| request(turn * 3 + at)).collect();
+        let streams: Vec<_> = requests.iter().map(|request| generator.stream(request).unwrap()).collect();
+        // Each step forgets that drafts do not pay off, and counts them from 0.
+        generator.clear_speculation();
+        while generator.step().unwrap() {
+            let stats = generator.stats();
+            (guessed, accepted) = (guessed + stats.drafted_tokens, accepted + stats.accepted_tokens);
+            generator.clear_speculation();
+        }
+        for (at, stream) in (0..).zip(streams) {
+            let mut tokens = prompt(turn * 3 + at, 20);
+            for drawn in stream.response().unwrap().choices.remove(0).tokens {
+                let next = likeliest::<K>(&tokens);
+                assert!(next.iter().any(|(token, _)| *token == drawn), "{drawn} is none of {next:?}");
+                for (cell, (token, likely)) in cells[(next[0].1 * 10.0) as usize].iter_mut().zip(next) {
+                    *cell = (cell.0 + f64::from(u8::from(token == drawn)), cell.1 + likely);
+                }
+                tokens.push(drawn);
+            }
+        }
+    }
+    assert!(accepted > 100 && guessed - accepted > 100, "{accepted} of {guessed}");
+    let cells = cells.iter().filter(|cells| cells.iter().all(|cell| cell.1 > 5.0));
+    let (count, chi_square) = cells.fold((0, 0.0), |(count, sum), cells| {
+        (count + 1, sum + cells.iter().map(|(drawn, expected)| (drawn - expected).powi(2) / expected).sum::<f64>())
+    });
+    // With 2 degrees of freedom for each of three to seven tenths one right sampler in 1,000, at most, is over these.
+    let critical = [22.5, 26.1, 29.6, 32.9, 36.1].get(count - 3);
+    assert!(critical.is_some_and(|critical| chi_square < *critical), "{chi_square} of {count} tenths");
 }
 
 #[test]
