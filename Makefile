@@ -397,7 +397,6 @@ target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@$(PY) samples/make_rank_model.py $(@D)
 
 target/bench/pair-%/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
-	@mkdir -p target/bench
 	@$(PY) samples/make_language_model.py $(@D) $*
 
 bench-model: target/bench/rank/pagoda.json target/bench/pair-main/pagoda.json target/bench/pair-draft/pagoda.json ## Make the model folders that `pagoda bench rank` and `speculation` measure.
@@ -409,7 +408,6 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
 target/bench/llm-%/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
-	@mkdir -p target/bench
 	@$(PY) samples/make_language_model.py $(@D) $*
 
 bench-model-8b: target/bench/llm-8b/pagoda.json ## Make the model folder of `pagoda bench generate --backend cuda` (2.5 GB of disk).

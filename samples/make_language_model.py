@@ -139,6 +139,7 @@ def main():
     out, kind = Path(sys.argv[1]), sys.argv[2]
     kind, _, stored = kind.partition("-")
     model.Initializers = SameLayers
+    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         folder = Path(folder)
         (folder / "config.json").write_text(json.dumps(config(SHAPES[kind])))
