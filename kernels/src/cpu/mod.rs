@@ -10,6 +10,7 @@ mod llm;
 #[cfg(not(feature = "llm"))]
 use crate::Element as LlmElement;
 pub use common::copy::copy;
+pub use common::finite::{leading_finite_bf16, leading_finite_f16, leading_finite_f32};
 pub use common::isa::Isa;
 pub use hstu::{HstuAppendElement, HstuAttentionElement, HstuDenseElement};
 #[cfg(feature = "llm")]

@@ -1,6 +1,7 @@
 //! Finds numbers that are not finite in the bytes of a tensor.
 
 use half::{bf16, f16};
+use pagoda_kernels::cpu::{leading_finite_bf16, leading_finite_f16, leading_finite_f32};
 use prost::encoding::decode_varint;
 
 use super::onnx::TensorProto;
@@ -35,10 +36,16 @@ impl Scan {
     /// `None` for types all of whose values are finite.
     pub(super) fn new(element: ElementType) -> Option<Self> {
         let (size, find): (_, fn(&[u8]) -> _) = match element {
-            ElementType::F32 | ElementType::Complex64 => (4, |bytes| find(bytes, |n| f32::from_le_bytes(n).into())),
+            ElementType::F32 | ElementType::Complex64 => {
+                (4, |bytes| find_behind(leading_finite_f32(bytes), bytes, |n| f32::from_le_bytes(n).into()))
+            }
             ElementType::F64 | ElementType::Complex128 => (8, |bytes| find(bytes, f64::from_le_bytes)),
-            ElementType::F16 => (2, |bytes| find(bytes, |n| f16::from_le_bytes(n).into())),
-            ElementType::Bf16 => (2, |bytes| find(bytes, |n| bf16::from_le_bytes(n).into())),
+            ElementType::F16 => {
+                (2, |bytes| find_behind(leading_finite_f16(bytes), bytes, |n| f16::from_le_bytes(n).into()))
+            }
+            ElementType::Bf16 => {
+                (2, |bytes| find_behind(leading_finite_bf16(bytes), bytes, |n| bf16::from_le_bytes(n).into()))
+            }
             ElementType::F8E4M3Fn => (1, |bytes| find(bytes, |[n]| nan_if(n & 0x7F == 0x7F))),
             ElementType::F8E4M3Fnuz | ElementType::F8E5M2Fnuz => (1, |bytes| find(bytes, |[n]| nan_if(n == 0x80))),
             // The upper half of an f16.
@@ -100,8 +107,13 @@ impl Scan {
 }
 
 fn find<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
-    let numbers = bytes.as_chunks::<N>().0.iter().map(|&bytes| number(bytes));
-    numbers.enumerate().find(|(_, number)| !number.is_finite())
+    find_behind(0, bytes, number)
+}
+
+/// Nothing is looked for in the first numbers, which are known to be finite.
+fn find_behind<const N: usize>(known: usize, bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+    let numbers = bytes.as_chunks::<N>().0[known..].iter().map(|&bytes| number(bytes));
+    numbers.enumerate().find(|(_, number)| !number.is_finite()).map(|(index, number)| (known + index, number))
 }
 
 /// For types without infinities.

@@ -3,6 +3,7 @@
 #[macro_use]
 mod compiled;
 pub(super) mod copy;
+pub(super) mod finite;
 pub(super) mod isa;
 pub(super) mod kv_block;
 pub(super) mod scratch;
