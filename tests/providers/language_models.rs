@@ -32,8 +32,8 @@ const MODELS: [&str; 14] = [
 
 /// Every architecture in f32: whole prompts, chunks, and token by token.
 pub fn every_architecture(provider: Provider) {
-    for name in MODELS {
-        let model = Exported::new(name, &[], provider);
+    for model in Exported::all(&MODELS.map(|name| (name, &[][..])), provider) {
+        let name = model.name;
         for prompt in model.prompts() {
             for chunk in [prompt.tokens.len(), 7, 1] {
                 let error = error(&model.logits(&prompt.tokens, chunk), &prompt.logits);
@@ -60,12 +60,11 @@ pub fn other_forms(provider: Provider) {
             // ONNX Runtime's CPU provider multiplies no bf16.
             continue;
         }
-        for name in ["llama", "llama-tied", "gemma3"] {
-            if name == "gemma3" && form.contains(&"f16") {
-                // The exporter refuses it: activations of the real models are beyond the range.
-                continue;
-            }
-            let model = Exported::new(name, form, provider);
+        // The exporter refuses Gemma in f16: activations of the real models are beyond the range.
+        let names = ["llama", "llama-tied", "gemma3"].into_iter();
+        let names = names.filter(|name| *name != "gemma3" || !form.contains(&"f16"));
+        for model in Exported::all(&names.map(|name| (name, form)).collect::<Vec<_>>(), provider) {
+            let name = model.name;
             for prompt in model.prompts() {
                 let error = error(&model.logits(&prompt.tokens, prompt.tokens.len()), &prompt.logits);
                 assert!(error <= most, "{name} {form:?}: {error:e}");
@@ -85,8 +84,9 @@ pub fn fused(provider: Provider) {
     let on_gpu = provider == Provider::Cuda;
     let brain = of_type(&["--compute", "bf16"], 3e-2).filter(move |_| on_gpu);
     let single = if on_gpu { 1e-4 } else { 1e-5 };
-    for (name, form, most) in MODELS.into_iter().map(|name| (name, &[][..], single)).chain(half).chain(brain) {
-        let plain = Exported::new(name, form, provider);
+    let cases: Vec<_> = MODELS.into_iter().map(|name| (name, &[][..], single)).chain(half).chain(brain).collect();
+    let models: Vec<_> = cases.iter().map(|&(name, form, _)| (name, form)).collect();
+    for (plain, (name, form, most)) in Exported::all(&models, provider).zip(cases) {
         let fused = plain.fused();
         for prompt in plain.prompts() {
             for chunk in [prompt.tokens.len(), 7, 1] {
@@ -127,9 +127,9 @@ pub fn fused_blocks(provider: Provider) {
         .into_iter()
         .filter(|(compute, _)| *compute == "f16" || provider == Provider::Cuda);
     for ((compute, most), weights) in kinds.flat_map(|kind| [(kind, "int4"), (kind, "int8")]) {
-        for name in ["llama", "qwen2"] {
-            let what = format!("{name} {compute} {weights}");
-            let plain = Exported::new(name, &["--weights", weights, "--compute", compute], provider);
+        let form = ["--weights", weights, "--compute", compute];
+        for plain in Exported::all(&["llama", "qwen2"].map(|name| (name, &form[..])), provider) {
+            let what = format!("{} {compute} {weights}", plain.name);
             let fused = plain.fused();
             for (prompt, chunk) in plain.prompts().iter().flat_map(|prompt| [(prompt, 1), (prompt, 7), (prompt, 100)]) {
                 let [expected, found] = [&plain, &fused].map(|model| model.logits(&prompt.tokens, chunk));
@@ -196,21 +196,17 @@ struct Exported {
     folder: Arc<Folder>,
 }
 
+/// The arguments of each export are lines of an argument.
+const EXPORT: &str = "import sys; from pagoda.export.__main__ import main
+for lines in sys.argv[1:]:
+    if failed := main(lines.split('\\n')): sys.exit(failed)";
+
 const PAGES: i64 = 4;
 const PAGE_SIZE: usize = 32;
 
 impl Exported {
     fn new(name: &'static str, form: &[&str], provider: Provider) -> Self {
-        let folder = Folder::new();
-        let out = folder.path().join("model");
-        let venv = Path::new("target/venv/bin/python");
-        let python = if venv.exists() { venv } else { Path::new("python3") };
-        let source = format!("tests/data/llm/{name}");
-        let mut command = Command::new(python);
-        command.env("PYTHONPATH", "bindings/python").args(["-m", "pagoda.export", &source]).arg(&out).args(form);
-        let done = command.output().expect("Python runs");
-        assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
-        Self::open(name, &out.join("model.onnx"), Arc::new(folder), provider)
+        Self::all(&[(name, form)], provider).next().expect("one model")
     }
 
     fn open(name: &'static str, file: &Path, folder: Arc<Folder>, provider: Provider) -> Self {
@@ -220,6 +216,26 @@ impl Exported {
         let model = Model::open(file, &options).unwrap();
         assert_eq!(model.provider(), provider);
         Self { name, model, profile, folder }
+    }
+
+    /// Of names and forms, in this order. One process exports them all: its start takes longer than an export.
+    fn all(models: &[(&'static str, &[&str])], provider: Provider) -> impl Iterator<Item = Self> {
+        let folders: Vec<_> = models.iter().map(|_| Folder::new()).collect();
+        let out = |folder: &Folder| folder.path().join("model");
+        let calls = models.iter().zip(&folders).map(|((name, form), folder)| {
+            let (source, out) = (format!("tests/data/llm/{name}"), out(folder));
+            [&[&source, out.to_str().unwrap()], *form].concat().join("\n")
+        });
+        let venv = Path::new("target/venv/bin/python");
+        let mut command = Command::new(if venv.exists() { venv } else { Path::new("python3") });
+        command.env("PYTHONPATH", "bindings/python").args(["-c", EXPORT]).args(calls);
+        let done = command.output().expect("Python runs");
+        assert!(done.status.success(), "{models:?}: {}", String::from_utf8_lossy(&done.stderr));
+        let names: Vec<_> = models.iter().map(|(name, _)| *name).collect();
+        names.into_iter().zip(folders).map(move |(name, folder)| {
+            let file = out(&folder).join("model.onnx");
+            Self::open(name, &file, Arc::new(folder), provider)
+        })
     }
 
     /// The same model with its dense nodes fused.
