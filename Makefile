@@ -68,18 +68,18 @@ tools:
 $(VENV)/.ready: samples/requirements.txt | tools
 	@echo "Python packages and ONNX Runtime into $(VENV)"
 	@rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV)
-	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r $<
+	@$(PYTHON) -m pip --python $(PY) install -q --no-compile --disable-pip-version-check -r $<
 	@touch $@
 
 $(VENV)/.tests: tests/requirements.txt $(VENV)/.ready
-	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r $<
+	@$(PYTHON) -m pip --python $(PY) install -q --no-compile --disable-pip-version-check -r $<
 	@touch $@
 
 # What makes the Python package, apart from what it is tested with.
 PACKAGING := target/venv-packaging
 $(PACKAGING)/.ready: bindings/python/requirements.txt | tools
 	@rm -rf $(PACKAGING) && $(PYTHON) -m venv --without-pip $(PACKAGING)
-	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python install -q --disable-pip-version-check -r $<
+	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python install -q --no-compile --disable-pip-version-check -r $<
 	@touch $@
 
 # ONNX Runtime from its wheel, under the names that loaders look for, and a link beside libpagoda.so.
@@ -425,11 +425,11 @@ bench: build-go $(JNI) bench-model model-smollm2 target/demo/model.onnx ## Run a
 # ---- prove ------------------------------------------------------------------------------------------------------
 
 # First everything is compiled, and beside lint, which often waits for one crate, all is made that needs no compiler. Then tests of
-# two languages run at a time: many of them wait more than they compute.
+# all languages run at a time, on more threads than there are cores: many of them wait more than they compute.
 test: ## Run all tests.
-	@$(MAKE) --no-print-directory -j2 lint test-data
+	@$(MAKE) --no-print-directory -j3 lint test-data
 	@$(MAKE) --no-print-directory -j2 build-tests build-cpp build-java
-	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust test-go test-java test-python
+	@$(MAKE) --no-print-directory -j4 --output-sync=line test-rust test-go test-java test-python
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
@@ -448,7 +448,7 @@ build-tests: build
 test-rust: build-tests
 	@.ci/need redis-server redis-server
 	@.ci/need openssl openssl
-	+cargo test $(CARGO_FLAGS) --release --workspace -q
+	+RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(($$(nproc) * 2))} cargo test $(CARGO_FLAGS) --release --workspace -q
 
 # Tests of the C++ headers run under AddressSanitizer, which is quick; make soak runs them under valgrind.
 HPP_FLAGS := $(if $(SHIPPED),,-g -O1 -fsanitize=address)
@@ -468,7 +468,7 @@ test-python: test-data build-cpp wheel \
 	@.ci/need clang++ clang
 	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
 	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) $(HPP_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
-	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
+	$(PY) -m pytest -q --durations=10 -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
 test-go: build-go target/demo/model.onnx ## The Go binding: formatted, vetted, tested under the race detector.

@@ -25,6 +25,16 @@ os.environ["PAGODA_LIBRARY"] = str(Path(__file__).parent.parent / "target/releas
 HANGS = 300
 
 
+# These take longest. They begin first, so that none of them is alone at the end, while the other cores wait.
+LONG = ["test_install", "test_smollm2", "test_past_present", "test_movielens", "test_functional", "test_samples"]
+LONG += ["test_generate", "test_misuse", "test_export_llm", "test_panics", "test_export_fused", "test_cli_generate"]
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
 class Apart:
     """Another process with a libpagoda.so of its own. If it crashes, one test fails, with the last thing that was
     tried, instead of pytest coming to an end without a word; the next call starts a new process."""
