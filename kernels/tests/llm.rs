@@ -11,7 +11,7 @@ use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
 use pagoda_kernels::parallel::{Parallel, Serial, Threads};
 use pagoda_kernels::{KvFormat, Pairs, bf16, f16};
-use pagoda_test_support::Random;
+use pagoda_test_support::{Random, kernel_cases};
 
 fn run<T: OperatorElement>(case: &Case<T>, pool: &mut Pool<T>, weights_len: usize) -> Attended {
     paged_attention(&case.call(), &mut pool.borrow(), weights_len).unwrap()
@@ -97,7 +97,7 @@ fn every_instruction_set_gives_the_golden_results() {
 #[test]
 fn random_calls_match_the_reference() {
     let mut random = Random(27);
-    for number in 0..40 {
+    for number in 0..kernel_cases() / 5 {
         let case = random_case::<f32>(&mut random);
         compare(&format!("f32 {number}"), &case, longest(&case));
         let case = random_case::<f16>(&mut random);
@@ -115,7 +115,7 @@ fn bits<T: OperatorElement>(numbers: &[T]) -> Vec<u32> {
 fn threads_chunks_and_neighbours_change_no_bit() {
     let mut random = Random(28);
     let threads = Threads::new(3);
-    for number in 0..25 {
+    for number in 0..kernel_cases() / 10 {
         let case = random_case::<f32>(&mut random);
         let len = longest(&case);
         let width = case.query_heads * case.head_size;
@@ -153,7 +153,7 @@ fn threads_chunks_and_neighbours_change_no_bit() {
 #[test]
 fn slots_of_heads_match_the_reference() {
     let mut random = Random(29);
-    for number in 0..20 {
+    for number in 0..kernel_cases() / 12 {
         let case = random_slots::<f32>(&mut random);
         let len = case.slots.as_ref().unwrap().2;
         compare(&format!("slots {number}"), &case, len);

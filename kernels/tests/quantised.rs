@@ -8,8 +8,7 @@ use common::{Case, Random, User, bits, error, only, random_case, tolerance};
 use pagoda_kernels::cpu::{Isa, OperatorElement, reference};
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{InputError, KvFormat, bf16, f16};
-
-const CASES: u64 = if cfg!(miri) { 3 } else { 200 };
+use pagoda_test_support::kernel_cases;
 
 fn kinds() -> Vec<(KvFormat, Isa)> {
     FORMATS.into_iter().flat_map(|format| Isa::available().into_iter().map(move |isa| (format, isa))).collect()
@@ -17,7 +16,7 @@ fn kinds() -> Vec<(KvFormat, Isa)> {
 
 /// A case and its pool before the append; int4 takes heads of even sizes.
 fn cases<T: OperatorElement>(first: u64) -> impl Iterator<Item = (u64, Case<T>, Pool)> {
-    (first..first + CASES).filter_map(|seed| {
+    (first..first + (2 * kernel_cases()).div_ceil(3)).filter_map(|seed| {
         let (case, format) = (random_case::<T>(seed), FORMATS[seed as usize % 3]);
         let fits = format != KvFormat::Int4 || case.head_size.is_multiple_of(2);
         fits.then(|| (seed, case.clone(), Pool::new(&case, format)))

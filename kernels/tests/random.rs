@@ -1,4 +1,4 @@
-//! Every instruction set and element type gives what the reference gives, on hundreds of random calls.
+//! Every instruction set and element type gives what the reference gives, on many random calls.
 
 mod common;
 
@@ -7,13 +7,12 @@ use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::{Isa, reference};
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{HstuAttention, bf16, f16};
-
-const CASES: u64 = if cfg!(miri) { 4 } else { 300 };
+use pagoda_test_support::kernel_cases;
 
 fn attention_matches<T: OperatorElement>() {
     let threads = Threads::new(2);
     let mut worst: f64 = 0.0;
-    for seed in 0..CASES {
+    for seed in 0..kernel_cases() {
         let case = case::<T>(seed);
         let expected = reference::hstu_attention(&case.attention()).unwrap();
         for isa in Isa::available() {
@@ -56,7 +55,7 @@ fn attention_matches_in_bf16() {
 fn append_matches_to_the_bit() {
     fn check<T: OperatorElement>() {
         let threads = Threads::new(3);
-        for seed in 0..CASES {
+        for seed in 0..kernel_cases() {
             let case = case::<T>(1000 + seed);
             let mut expected = case.pool.clone();
             reference::paged_kv_append(&case.append(), &mut expected).unwrap();
@@ -99,7 +98,7 @@ fn a_call_without_a_cache_matches() {
 fn candidates_alone_are_what_they_are_among_all() {
     fn check<T: OperatorElement>() {
         let threads = Threads::new(2);
-        for seed in 0..CASES {
+        for seed in 0..kernel_cases() {
             let mut case = case::<T>(2000 + seed);
             for isa in Isa::available() {
                 case.candidates_only = false;
@@ -137,7 +136,7 @@ fn large_scores_match() {
 #[test]
 fn pairs_are_counted_as_the_reference_sees_them() {
     // With D = 1, alpha = 1 and silu of a constant, every pair adds the same: the sum counts them.
-    for seed in 0..CASES {
+    for seed in 0..kernel_cases() {
         let mut random = Random(seed);
         let mut case = case::<f32>(seed);
         let contextual = case.num_contextual.clone();

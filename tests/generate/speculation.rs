@@ -5,16 +5,11 @@ use std::path::{Path, PathBuf};
 
 use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar, KvPolicy};
 use pagoda::{KvFormat, Status};
-use pagoda_test_support::{Folder, Random};
+use pagoda_test_support::{Folder, Random, times};
 use serde_json::{Value, json};
 
 use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, oracle_logits, prompt, stepped, tokens};
 use super::folders::{change, copy_of, replace};
-
-/// The number of prompts of the longest test.
-fn prompts() -> u64 {
-    std::env::var("PAGODA_SPECULATION_PROMPTS").map_or(1000, |count| count.parse().unwrap())
-}
 
 fn drafting(request: &GenerateRequest, max_draft: u32) -> GenerateRequest {
     GenerateRequest { max_draft: Some(max_draft), ..request.clone() }
@@ -58,7 +53,7 @@ fn repetitive(random: &mut Random, tokens: usize) -> Vec<u32> {
 fn greedy_tokens_are_those_without_drafts() {
     let (plain, drafted) = (open(options(256)), open(GeneratorOptions { max_draft: 12, ..options(256) }));
     let mut random = Random(5);
-    let requests: Vec<_> = (0..prompts())
+    let requests: Vec<_> = (0..times(200, 1000))
         .map(|_| {
             let tokens = 1 + random.below(60);
             greedy(&repetitive(&mut random, tokens), 4 + random.below(28) as u32)
@@ -105,7 +100,7 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
     for (pages, max_batch_tokens) in [(256, 512), (14, 40)] {
         let drafted = open(GeneratorOptions { max_batch: 8, max_batch_tokens, max_stretch: 0.0, ..options(pages) });
         let mut random = Random(u64::from(pages));
-        for _ in 0..30 {
+        for _ in 0..times(10, 30) {
             let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
             let with_drafts: Vec<_> =
                 requests.iter().map(|request| drafting(request, 1 + random.below(16) as u32)).collect();
@@ -190,7 +185,7 @@ fn requests_that_are_cancelled_between_steps_leave_no_page() {
     let generator = open(GeneratorOptions { max_stretch: 0.0, ..options });
     let mut random = Random(11);
     let mut streams = Vec::new();
-    for _ in 0..1500 {
+    for _ in 0..times(600, 1500) {
         if random.below(4) == 0 && streams.len() < 12 {
             streams.push(generator.stream(&any_request(&mut random)).unwrap());
         }
@@ -214,7 +209,7 @@ fn what_was_drafted_is_shared_and_kept_like_anything_else() {
     let plain = open(options(256));
     let generator = open(GeneratorOptions { max_draft: 8, draft_model: Some(folder()), ..options(256) });
     let mut random = Random(3);
-    for turn in 0..20 {
+    for turn in 0..times(8, 20) {
         let first = repetitive(&mut random, 20);
         let session = (turn % 2 == 0).then(|| format!("s{turn}"));
         let ask = |generator: &Generator, tokens: &[u32]| {
@@ -252,7 +247,7 @@ fn same_with(draft_model: &Path, pages: u32, draft_kv_bytes: u64) -> (u64, u64) 
         (open(options(256)), GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) });
     let drafted = open(GeneratorOptions { draft_model: Some(draft_model.to_owned()), draft_kv_bytes, ..options });
     let (mut random, mut accepted, mut guessed) = (Random(draft_kv_bytes), 0, 0);
-    for _ in 0..30 {
+    for _ in 0..times(8, 30) {
         // Otherwise little is drafted, since it does not pay off: the models are as small as each other.
         drafted.clear_speculation();
         let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();

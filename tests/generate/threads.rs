@@ -86,7 +86,7 @@ fn ask(generator: &Generator, random: &mut Random, answers: &[Vec<u32>]) {
 
 #[test]
 fn random_requests_on_many_threads() {
-    let requests = std::env::var("PAGODA_GENERATE_REQUESTS").map_or(30, |requests| requests.parse().unwrap());
+    let requests = std::env::var("PAGODA_GENERATE_REQUESTS").map_or(15, |requests| requests.parse().unwrap());
     let answers: Vec<_> = (0..PROMPTS).map(|number| oracle(&shared_prompt(number), MOST_NEW)).collect();
     for (share_prefixes, host_bytes) in [(true, 0), (true, 1 << 20), (false, 1 << 20)] {
         // The longest sequence has 5 pages.

@@ -19,7 +19,7 @@ const CHILD: &str = "PAGODA_TEST_CRASH";
 
 #[test]
 fn killed_at_any_moment() {
-    let cycles = std::env::var("PAGODA_CRASH_CYCLES").map_or(50, |cycles| cycles.parse().unwrap());
+    let cycles = std::env::var("PAGODA_CRASH_CYCLES").map_or(24, |cycles| cycles.parse().unwrap());
     let mut random = Random(1);
     let (mut acknowledged, mut folder) = ([0_u64; USERS as usize], Folder::new());
     let mut total = 0;

@@ -12,12 +12,12 @@ use pagoda_test_support::{Folder, Random};
 use crate::pattern::{Shape, device_id};
 
 /// The default of `PAGODA_KV_SEQUENCES`.
-const SEQUENCES: u64 = 2_000;
+const SEQUENCES: u64 = 600;
 const STEPS: usize = 25;
 /// The steps of the one long sequence.
 const MANY_STEPS: usize = 10_000;
 /// The store is reopened after this many sequences, with their leftovers in it.
-const REOPEN: u64 = 500;
+const REOPEN: u64 = 200;
 const USERS: usize = 6;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
 

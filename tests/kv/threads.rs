@@ -6,12 +6,11 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 use pagoda::kv::{KvRequest, Owner, Owners, Tiers};
 use pagoda::store::DiskStore;
 use pagoda::{ElementType, KvCache, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
-use pagoda_test_support::{Folder, Random};
+use pagoda_test_support::{Folder, Random, times};
 
 use crate::pattern::{Shape, device_id};
 
 const THREADS: u64 = 8;
-const STEPS: usize = 1500;
 const USERS: usize = 48;
 /// Room for about half of the users.
 const PAGES: u32 = 192;
@@ -60,7 +59,7 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
             let (cache, lives, committed, refused) = (&cache, &lives, &committed, &refused);
             scope.spawn(move || {
                 let mut random = Random(thread);
-                for _ in 0..STEPS {
+                for _ in 0..times(400, 1500) {
                     step(cache, lives, &mut random, committed, refused);
                 }
             });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pagoda::StoreOptions;
 use pagoda::store::{DiskStore, Key, Owner, Record, Room, Space, Store};
 use pagoda_test_support::power::{crash, killed};
-use pagoda_test_support::{Folder, Random};
+use pagoda_test_support::{Folder, Random, times};
 
 use crate::recorder::{Event, Recording};
 
@@ -59,7 +59,7 @@ fn power_lost_at_any_moment_of_a_store_on_files() {
         if let Some(Event::Told(what)) = at.checked_sub(1).map(|last| &events[last]) {
             acknowledged.insert(what >> 32, what & 0xFFFF_FFFF);
         }
-        if !told && !random.once_in(4) {
+        if !random.once_in(if told { times(2, 1) } else { times(12, 4) }) {
             continue;
         }
         for left in [crash(&events[..at], &mut random), killed(&events[..at])] {

@@ -6,7 +6,7 @@ use std::path::Path;
 use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, PsJson, Reach};
 use pagoda::{Error, Result};
 use pagoda_test_support::power::{crash, killed};
-use pagoda_test_support::{Folder, Random};
+use pagoda_test_support::{Folder, Random, times};
 
 use crate::recorder::{Event, Recording};
 
@@ -113,13 +113,13 @@ fn states(place: &Place, changes: &[Change]) -> Vec<BTreeMap<i64, Option<u64>>> 
 
 #[test]
 fn power_lost_at_any_moment_of_small_updates() {
-    campaign(&Place::new(4, 40), 1, 60, 8, 1);
+    campaign(&Place::new(4, 40), 1, 60, 8, times(4, 1));
 }
 
 #[test]
 fn power_lost_while_large_rows_change_and_the_log_is_compacted() {
     // Rows of 120 KB, so that a few updates are enough.
-    let events = campaign(&Place::new(30_000, 12), 2, 60, 6, 4);
+    let events = campaign(&Place::new(30_000, 12), 2, 60, 6, times(12, 4));
     let compacted = |event: &Event| matches!(event, Event::Rename(_, to) if to.ends_with(".updates"));
     assert!(events.iter().filter(|event| compacted(event)).count() > 1);
 }

@@ -21,7 +21,7 @@ const LAST: u64 = 9;
 
 /// Every so many bytes are damaged; `make soak` damages each.
 fn stride() -> usize {
-    std::env::var("PAGODA_DAMAGE_STRIDE").map_or(11, |text| text.parse().expect("a number of bytes"))
+    std::env::var("PAGODA_DAMAGE_STRIDE").map_or(23, |text| text.parse().expect("a number of bytes"))
 }
 
 fn options() -> StoreOptions {

@@ -21,7 +21,7 @@ fn options(durability: Durability) -> StoreOptions {
 
 /// Every so many calls fail in their turn; `make soak` has each fail.
 fn stride() -> usize {
-    std::env::var("PAGODA_FAULT_STRIDE").map_or(4, |text| text.parse().expect("a number of calls"))
+    std::env::var("PAGODA_FAULT_STRIDE").map_or(7, |text| text.parse().expect("a number of calls"))
 }
 
 #[test]

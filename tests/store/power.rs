@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pagoda::store::{DiskStore, Store};
 use pagoda::{Durability, StoreOptions};
-use pagoda_test_support::Random;
+use pagoda_test_support::{Random, times};
 
 use crate::simulated::{Event, Recorded, Simulated, Told, crash};
 use crate::workload::{Past, key, open, read, step};
@@ -34,11 +34,14 @@ fn campaign(seed: u64, turns: usize, options: &StoreOptions, variants: u64) -> u
     let (events, pasts, evicted) = play(seed, turns, options);
     let mut random = Random(seed * 1000);
     let mut acknowledged = [0; OWNERS as usize];
-    let (mut moments, mut kept) = (0, 0);
+    let (mut moments, mut kept, every) = (0, 0, times(3, 1));
     for at in 0..=events.len() {
         if let Some(Event::Told(Told::Acknowledged(owner, state))) = at.checked_sub(1).map(|last| &events[last]) {
             let newest = &mut acknowledged[*owner as usize];
             *newest = (*newest).max(*state);
+        }
+        if !random.once_in(every) {
+            continue;
         }
         for variant in 0..variants {
             let left = crash(&events[..at], &mut random);

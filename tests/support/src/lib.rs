@@ -5,10 +5,12 @@ mod blocked;
 mod folder;
 pub mod power;
 mod random;
+mod times;
 
 pub use blocked::spawn_until_blocked;
 pub use folder::Folder;
 pub use random::{Random, mix};
+pub use times::{kernel_cases, times};
 
 /// An element type by its ONNX number.
 pub type Element = i32;

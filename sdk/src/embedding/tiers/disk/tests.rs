@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use pagoda_test_support::{Folder, Random};
+use pagoda_test_support::{Folder, Random, times};
 
 use super::*;
 use crate::embedding::row::RowType;
@@ -171,12 +171,13 @@ fn no_damage_of_a_table_file_gives_a_wrong_row() {
     assert!(check(&|| "untouched".into()));
     let mut harmless = 0;
     for (at, &byte) in good.iter().enumerate() {
-        for flip in [1, 2, 4, 8, 16, 32, 64, 128, 255] {
+        let empty = (80..128).contains(&at) || (144..4096).contains(&at);
+        let flips = if empty { times(1, 9) } else { 9 };
+        for flip in [255, 1, 2, 4, 8, 16, 32, 64, 128].into_iter().take(flips) {
             let file = fs::OpenOptions::new().write(true).open(&table.path).unwrap();
             file.write_all_at(&[byte ^ flip], at as u64).unwrap();
             let unseen = check(&|| format!("byte {at} ^ {flip}"));
             file.write_all_at(&[byte], at as u64).unwrap();
-            let empty = (80..128).contains(&at) || (144..4096).contains(&at);
             harmless += usize::from(unseen && !empty);
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pagoda_test_support::times;
+
 use super::*;
 use crate::error::Status;
 use crate::json::{Field, Json};
@@ -203,7 +205,8 @@ fn random_cases_agree_with_the_oracle() {
     let mut random = Random(3);
     let mut scratch = Scratch::default();
     let (mut compared, mut banned, mut close) = (0, 0, 0);
-    for case in 0..4000 {
+    let cases = times(1200, 4000);
+    for case in 0..cases as u64 {
         let vocab_size = random.of(&[1, 2, 5, 31, 32, 33, 64, 100, 500]) as usize;
         // On a grid there are ties, and sums of the grid are exact.
         let grid = random.of(&[true, false]);
@@ -283,7 +286,7 @@ fn random_cases_agree_with_the_oracle() {
             }
         }
     }
-    assert!(compared > 3000 && banned > 50 && close < 500, "{compared} {banned} {close}");
+    assert!(compared > cases * 3 / 4 && banned > cases / 80 && close < cases / 8, "{compared} {banned} {close}");
 }
 
 #[test]
