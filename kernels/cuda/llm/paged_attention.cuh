@@ -156,8 +156,12 @@ struct Angles {
                (reinterpret_cast<uintptr_t>(call.cos) | reinterpret_cast<uintptr_t>(call.sin)) % 16 == 0;
     }
 
-    __device__ Angles(const PagedCall &call, int row, int column) {
-        int64_t position = clamp64(call.positions[row], 0, call.position_rows - 1);
+    // The row of the tables for a row of the call.
+    __device__ static int64_t position(const PagedCall &call, int row) {
+        return clamp64(call.positions[row], 0, call.position_rows - 1);
+    }
+
+    __device__ Angles(const PagedCall &call, int64_t position, int column) {
         bool second = !call.interleaved && column >= call.half_width;
         int pair = call.interleaved ? column / 2 : second ? column - call.half_width : column;
         const float4 *cos = reinterpret_cast<const float4 *>(call.cos + position * call.half_width + pair);
@@ -203,7 +207,7 @@ template <class T> __device__ inline uint4 load_chunk(const PagedCall &call, con
     bool rotates = call.cos != nullptr && column < 2 * call.half_width;
     if (rotates && !Angles::suit(call)) return rotated_numbers(call, head, row, column);
     uint4 own = *reinterpret_cast<const uint4 *>(head + column);
-    return rotates ? Angles(call, row, column).turn<T>(own, Angles::others(call, head, column, own)) : own;
+    return rotates ? Angles(call, Angles::position(call, row), column).turn<T>(own, Angles::others(call, head, column, own)) : own;
 }
 
 // The same of a query head.

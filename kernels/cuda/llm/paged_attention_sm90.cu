@@ -21,7 +21,7 @@ template <class T, int D> __device__ void place(const PagedCall &call, T *querie
     if (found.number < 0 || row < sequence.row || row >= sequence.row + sequence.rows) return;
     if (!decoded && paged::is_decode(sequence.rows, call.query_heads / call.kv_heads)) return;
     const bool rotates = call.cos != nullptr && column < 2 * call.half_width, whole = rotates && Angles::suit(call);
-    Angles angles = whole ? Angles(call, row, column) : Angles{};
+    Angles angles = whole ? Angles(call, Angles::position(call, row), column) : Angles{};
     int slot = sequence.cached + row - sequence.row;
     int64_t key = sequence.block(call, slot, 0, 0), value = sequence.block(call, slot, 1, 0);
     // Queries, keys, values.

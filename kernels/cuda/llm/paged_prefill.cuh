@@ -24,47 +24,34 @@ struct BlockRows {
     __device__ int query_head(int row) const { return head * group() + (first + row) % group(); }
     __device__ bool has(int row) const { return first + row < sequence.rows * group(); }
 
-    // Eight numbers of a row's query.
-    template <class T> __device__ const uint4 *query(int row, int column) const {
-        int64_t place = static_cast<int64_t>(token(row)) * call.query_heads + query_head(row);
-        return reinterpret_cast<const uint4 *>(static_cast<const T *>(call.query) + place * call.head_size + column);
-    }
-
-    // The numbers of `COUNT` rows' queries into shared memory, `STRIDE` apart, by all `THREADS` threads of a block. A thread has the same
-    // columns of several rows, some of which are on their way at once.
+    // The numbers of `COUNT` rows' queries into shared memory, `STRIDE` apart, by all `THREADS` threads of a block. First it is looked up
+    // once for each row where it is: then no load waits for another.
     template <class T, int D, int COUNT, int STRIDE, int THREADS> __device__ void load_queries(T *to) const {
-        constexpr int CHUNKS = D / 8, TURNS = COUNT * CHUNKS / THREADS, AT_ONCE = TURNS % 4 == 0 ? 4 : 1;
-        static_assert(THREADS % CHUNKS == 0 || AT_ONCE == 1, "a thread has one column");
-        bool suits = call.cos == nullptr || Angles::suit(call);
-#pragma unroll 1
-        for (int turn = 0; turn < (COUNT * CHUNKS + THREADS - 1) / THREADS; turn += AT_ONCE) {
-            uint4 numbers[AT_ONCE], others[AT_ONCE];
-            auto row_of = [&](int i) { return static_cast<int>((turn + i) * THREADS + threadIdx.x) / CHUNKS; };
-            int column = static_cast<int>(turn * THREADS + threadIdx.x) % CHUNKS * 8;
-            bool rotates = call.cos != nullptr && column < 2 * call.half_width;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                int row = row_of(i);
-                numbers[i] = others[i] = uint4{};
-                if (row >= COUNT || !has(row)) continue;
-                if (!suits) {
-                    numbers[i] = load_query<T>(call, token(row), query_head(row), column);
-                    continue;
-                }
-                numbers[i] = *query<T>(row, column);
-                if (rotates) others[i] = Angles::others(call, reinterpret_cast<const T *>(query<T>(row, 0)), column, numbers[i]);
-            }
-            if (suits && rotates) {
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; i++) {
-                    int row = min(row_of(i), COUNT - 1);
-                    if (has(row)) numbers[i] = Angles(call, token(row), column).template turn<T>(numbers[i], others[i]);
+        static_assert(COUNT <= THREADS, "a thread looks up a row");
+        __shared__ int64_t places[COUNT], positions[COUNT];  // negative: there is no such row
+        bool rotates = call.cos != nullptr, suits = !rotates || Angles::suit(call);
+        if (threadIdx.x < COUNT) {
+            int row = threadIdx.x;
+            places[row] = has(row) ? static_cast<int64_t>(token(row)) * call.query_heads + query_head(row) : -1;
+            positions[row] = has(row) && rotates ? Angles::position(call, token(row)) : 0;
+        }
+        __syncthreads();
+        const T *queries = static_cast<const T *>(call.query);
+#pragma unroll 4
+        for (int i = threadIdx.x; i < COUNT * D / 8; i += THREADS) {
+            int row = i / (D / 8), column = i % (D / 8) * 8;
+            uint4 numbers = {};
+            if (!suits) {
+                if (has(row)) numbers = load_query<T>(call, token(row), query_head(row), column);
+            } else if (places[row] >= 0) {
+                const T *from = queries + places[row] * D;
+                numbers = *reinterpret_cast<const uint4 *>(from + column);
+                if (rotates && column < 2 * call.half_width) {
+                    uint4 others = Angles::others(call, from, column, numbers);
+                    numbers = Angles(call, positions[row], column).template turn<T>(numbers, others);
                 }
             }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                if (row_of(i) < COUNT) *reinterpret_cast<uint4 *>(to + row_of(i) * STRIDE + column) = numbers[i];
-            }
+            *reinterpret_cast<uint4 *>(to + row * STRIDE + column) = numbers;
         }
     }
 
