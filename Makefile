@@ -428,8 +428,8 @@ bench: build-go $(JNI) bench-model model-smollm2 target/demo/model.onnx ## Run a
 # all languages run at a time, on more threads than there are cores: many of them wait more than they compute.
 test: ## Run all tests.
 	@$(MAKE) --no-print-directory -j3 lint test-data
-	@$(MAKE) --no-print-directory -j2 build-tests build-cpp build-java
-	@$(MAKE) --no-print-directory -j4 --output-sync=line test-rust test-go test-java test-python
+	@$(MAKE) --no-print-directory -j2 build-tests build-java build-python
+	@$(MAKE) --no-print-directory -j4 --output-sync=line BUILT=1 test-rust test-go test-java test-python
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
@@ -458,16 +458,21 @@ HPP_FLAGS := $(if $(SHIPPED),,-g -O1 -fsanitize=address)
 test-data: $(VENV)/.tests $(PACKAGING)/.ready $(WHEELHOUSE)/.ready target/demo/model.onnx \
 		$(addprefix target/models/,$(addsuffix /pagoda.json,smollm2 smollm2-f32 smollm2-functional))
 
-test-python: test-data build-cpp wheel \
+# What the tests in Python run.
+.PHONY: build-python
+build-python: build-cpp wheel
+	@.ci/need clang++ clang
+	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
+	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) $(HPP_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
+
+# BUILT=1: all that is built for it is there.
+test-python: test-data $(if $(BUILT),,build-python) \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config
 	@.ci/need cmake cmake
 	@.ci/need curl curl
 	@.ci/need chromium chromium
-	@.ci/need clang++ clang
-	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
-	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) $(HPP_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 	$(PY) -m pytest -q --durations=10 -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
