@@ -78,7 +78,8 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
             let shared = weighing_shared(head_size, call.format);
             let weigh = prefill_module.function(&format!("paged_weigh_rows_{name}"), shared)?;
             let tiles = call.sequences * kv_heads * weights.len.div_ceil(prefill_keys(head_size, call.format));
-            start(weigh, (gpu.multiprocessors as usize * WEIGHING_BLOCKS).min(tiles), THREADS, shared, &mut [])?;
+            let count = (gpu.multiprocessors as usize * WEIGHING_BLOCKS).min(tiles).max(1);
+            start(weigh, count, THREADS, shared, &mut [])?;
         }
     }
     // The weights of sequences without rows are written behind decode.
