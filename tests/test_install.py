@@ -24,7 +24,7 @@ LANGUAGES = [name for name in ("go", "java") if (ROOT / "samples" / name).is_dir
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
 # make hands its own settings down to what it starts. The way in which nvcc compiles stays: another one would compile
 # everything anew, and once more for the tests behind these.
-SETTINGS = ("MAKE", "MFLAGS", "PAGODA_")
+SETTINGS = ("MAKE", "MFLAGS", "PAGODA_", "BUILT")
 QUICK = "PAGODA_NVCC_QUICK"
 BUILD = {name: value for name, value in os.environ.items() if name == QUICK or not name.startswith(SETTINGS)}
 
