@@ -536,7 +536,7 @@ def test_the_gil_is_free_during_a_call():
     ((began, ended),) = spans
     inside = [moment for moment in times if began + 0.01 < moment < ended - 0.01]
     # If the call held the GIL, there would be none; on a busy machine there are at least some.
-    assert ended - began > 0.25 and len(inside) > 10, (ended - began, len(inside))
+    assert ended - began > 0.25 and len(inside) > 2, (ended - began, len(inside))
 
 
 # ---- the end of the process --------------------------------------------------------------------------------------

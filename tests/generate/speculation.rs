@@ -247,7 +247,7 @@ fn same_with(draft_model: &Path, pages: u32, draft_kv_bytes: u64) -> (u64, u64) 
         (open(options(256)), GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) });
     let drafted = open(GeneratorOptions { draft_model: Some(draft_model.to_owned()), draft_kv_bytes, ..options });
     let (mut random, mut accepted, mut guessed) = (Random(draft_kv_bytes), 0, 0);
-    for _ in 0..times(8, 30) {
+    for _ in 0..times(16, 30) {
         // Otherwise little is drafted, since it does not pay off: the models are as small as each other.
         drafted.clear_speculation();
         let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
