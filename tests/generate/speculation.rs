@@ -53,16 +53,20 @@ fn repetitive(random: &mut Random, tokens: usize) -> Vec<u32> {
 fn greedy_tokens_are_those_without_drafts() {
     let (plain, drafted) = (open(options(256)), open(GeneratorOptions { max_draft: 12, ..options(256) }));
     let mut random = Random(5);
-    let requests: Vec<_> = (0..times(200, 1000))
+    let requests: Vec<_> = (0..1000)
         .map(|_| {
             let tokens = 1 + random.below(60);
             greedy(&repetitive(&mut random, tokens), 4 + random.below(28) as u32)
         })
         .collect();
-    for requests in requests.chunks(40) {
+    for (chunk, requests) in (1..).zip(requests.chunks(40)) {
         let (expected, got) = (all(&plain, requests), all(&drafted, requests));
         for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
             assert_eq!(got.choices[0].tokens, expected.choices[0].tokens, "{:?}", request.prompt);
+        }
+        // How much is drafted depends on how busy the machine is.
+        if chunk * 40 >= times(200, 1000) && drafted.stats().accepted_tokens > 0 {
+            break;
         }
     }
     let (plain, stats) = (plain.stats(), drafted.stats());
@@ -100,7 +104,7 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
     for (pages, max_batch_tokens) in [(256, 512), (14, 40)] {
         let drafted = open(GeneratorOptions { max_batch: 8, max_batch_tokens, max_stretch: 0.0, ..options(pages) });
         let mut random = Random(u64::from(pages));
-        for _ in 0..times(10, 30) {
+        for turn in 1..=90 {
             let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
             let with_drafts: Vec<_> =
                 requests.iter().map(|request| drafting(request, 1 + random.below(16) as u32)).collect();
@@ -108,6 +112,10 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
             for (at, ((request, expected), got)) in with_drafts.iter().zip(&expected).zip(&got).enumerate() {
                 assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
                 assert_eq!(got.prompt_logprobs.len(), expected.prompt_logprobs.len(), "{:?} at {at}", request.prompt);
+            }
+            // As above.
+            if turn >= times(10, 30) && drafted.stats().accepted_tokens > 0 {
+                break;
             }
         }
         let stats = drafted.stats();
@@ -185,7 +193,7 @@ fn requests_that_are_cancelled_between_steps_leave_no_page() {
     let generator = open(GeneratorOptions { max_stretch: 0.0, ..options });
     let mut random = Random(11);
     let mut streams = Vec::new();
-    for _ in 0..times(600, 1500) {
+    for _ in 0..1500 {
         if random.below(4) == 0 && streams.len() < 12 {
             streams.push(generator.stream(&any_request(&mut random)).unwrap());
         }
@@ -247,7 +255,7 @@ fn same_with(draft_model: &Path, pages: u32, draft_kv_bytes: u64) -> (u64, u64) 
         (open(options(256)), GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) });
     let drafted = open(GeneratorOptions { draft_model: Some(draft_model.to_owned()), draft_kv_bytes, ..options });
     let (mut random, mut accepted, mut guessed) = (Random(draft_kv_bytes), 0, 0);
-    for _ in 0..times(16, 30) {
+    for _ in 0..30 {
         // Otherwise little is drafted, since it does not pay off: the models are as small as each other.
         drafted.clear_speculation();
         let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
