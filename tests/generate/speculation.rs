@@ -64,8 +64,9 @@ fn greedy_tokens_are_those_without_drafts() {
         for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
             assert_eq!(got.choices[0].tokens, expected.choices[0].tokens, "{:?}", request.prompt);
         }
-        // How much is drafted depends on how busy the machine is.
-        if chunk * 40 >= times(200, 1000) && drafted.stats().accepted_tokens > 0 {
+        // How much is drafted depends on how busy the machine is: until some guess was right and some was wrong.
+        let stats = drafted.stats();
+        if chunk * 40 >= times(200, 1000) && (1..stats.drafted_tokens).contains(&stats.accepted_tokens) {
             break;
         }
     }
@@ -113,7 +114,7 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
                 assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
                 assert_eq!(got.prompt_logprobs.len(), expected.prompt_logprobs.len(), "{:?} at {at}", request.prompt);
             }
-            // As above.
+            // The same.
             if turn >= times(10, 30) && drafted.stats().accepted_tokens > 0 {
                 break;
             }
